@@ -86,15 +86,11 @@ def _large_text(value: float) -> str:
     """Write a large number with its prefix: M, G or T."""
     if not value:
         return "0"
-    unit = "M"
-    size = 1e6
     if value >= 1e12:
-        unit = "T"
-        size = 1e12
-    elif value >= 1e9:
-        unit = "G"
-        size = 1e9
-    return f"{digits(value / size)} {unit}"
+        return f"{digits(value / 1e12)} T"
+    if value >= 1e9:
+        return f"{digits(value / 1e9)} G"
+    return f"{digits(value / 1e6)} M"
 
 
 def _outlier_text(value: bool) -> str:

@@ -285,7 +285,7 @@ class Tool:
                 raise NsightkitError(f"{problem}; {remedy}")
         return program
 
-    @functools.lru_cache(maxsize=32)  # noqa: B019 - there are two
+    @functools.cache  # noqa: B019 - there are two
     def ask(self, program: str | Path, *arguments: str, timeout_s: float = 60.0) -> str:
         """Run the program with arguments that make it tell about itself; the answer is kept.
 

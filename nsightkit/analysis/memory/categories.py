@@ -44,6 +44,7 @@ _ANYWHERE = {
 }
 #: The same of the frame that allocated. Further out such names prove nothing: a trainer may run in its `__init__`.
 _AT_SITE = {
+    "optimizer": r"(?i:(^|[/\\_])(optim|optimizers?|adamw?)\.py)\n__init__$",
     "setup": r"\.py\n__init__$",
     "logits": r"\.py\n.*(cross_entropy|log_softmax|nll_loss)",
     "KV cache": r"\.py\n.*(?i:(^|_|\n)kv_?cache)|(?i:kv_?cache[^/\\\n]*\.py)\n",

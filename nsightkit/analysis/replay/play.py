@@ -239,7 +239,12 @@ def play(schedule: Stages, layout: Layout, change: Change) -> Played:
     """
     setting = _Setting(schedule, layout, change, change.aside_mask(len(layout.order)), _removed(schedule, change))
     times = _segment_times(setting)
-    waits = [*_waits_of_cuts(setting), *_waits_of_segments(setting, times), *_waits_of_collectives(setting, times)]
+    waits = [
+        *_waits_of_cuts(setting),
+        *_waits_of_segments(setting, times),
+        *_waits_instead_of_calls(setting, times),
+        *_waits_of_collectives(setting, times),
+    ]
     # Join the lists of pairs into one.
     moment_ns = _walk(setting, _Waits(*map(np.concatenate, zip(*waits, strict=True))))
     return _played(setting, times, moment_ns)
@@ -267,15 +272,6 @@ class _Setting:
     change: Change
     aside: Bool
     removed: dict[int, intervals.Coverage]
-
-    @property
-    def has_to_wait(self) -> Bool:
-        """Whether the call of each cut waits for the GPU.
-
-        Without blocking waits only launches into a full queue do, and what comes before changes have an effect.
-        """
-        cuts = self.schedule.cuts
-        return cuts.is_full_queue | (cuts.start < self.schedule.program.changes_from_ns) | self.change.waits
 
     @property
     def segment_ends(self) -> Int:
@@ -368,9 +364,11 @@ def _waits_of_cuts(setting: _Setting) -> Iterator[_Waits]:
     end = cuts.end[cut]
     delay_ns = setting.own_time(thread, end) - own_end[cut]
     yield _Waits(moment=cut, awaited=cuts.slot_at(thread, end), delay_ns=delay_ns)
-    # A call returns when what it waits for is done.
+    # A call returns when what it waits for is done. Without blocking waits, only launches into a full queue wait, and
+    # what comes before changes have an effect.
+    has_to_wait = cuts.is_full_queue | (cuts.start < schedule.program.changes_from_ns) | setting.change.waits
     target = setting.layout.target
-    pair = np.flatnonzero(setting.has_to_wait[cuts.waiting_cut] & (target >= 0))
+    pair = np.flatnonzero(has_to_wait[cuts.waiting_cut] & (target >= 0))
     call = cuts.waiting_cut[pair]
     delay_ns = (cuts.after_wait_ns - own_end)[call]
     yield _Waits(moment=call, awaited=setting.segment_overs[target[pair]], delay_ns=delay_ns)
@@ -394,31 +392,28 @@ def _waits_of_segments(setting: _Setting, times: _SegmentTimes) -> Iterator[_Wai
     yield _Waits(moment=ends[first], awaited=0 * first, delay_ns=(free + times.queued_ns)[first])
     yield _Waits(moment=ends[later], awaited=overs[later - 1], delay_ns=times.queued_ns[later])
     # ... and when what it waits for on other streams is done.
-    # Where a change drops the wait of a call, what the thread launches next still needs what the call waited for: the
-    # GPU waits instead.
-    launched_next, call_target = _segments_behind_dropped_waits(setting)
-    waiting = np.append(layout.waiting, launched_next)
-    awaited = np.append(layout.awaited, call_target)
-    delay_ns = schedule.streams.across_ns + times.running_ns[waiting]
-    yield _Waits(moment=ends[waiting], awaited=overs[awaited], delay_ns=delay_ns)
+    delay_ns = schedule.streams.across_ns + times.running_ns[layout.waiting]
+    yield _Waits(moment=ends[layout.waiting], awaited=overs[layout.awaited], delay_ns=delay_ns)
 
 
-def _segments_behind_dropped_waits(setting: _Setting) -> tuple[Int, Int]:
-    """Pair the segments launched behind calls that no longer wait with those, on other streams, that the calls awaited.
+def _waits_instead_of_calls(setting: _Setting, times: _SegmentTimes) -> Iterator[_Waits]:
+    """List what the GPU waits for where a change lets no call wait.
 
-    A call's segments are those that its thread launches before its next cut.
+    What a call's thread launches next, up to its next cut, may need what the call waited for. Within a stream the order
+    of operations keeps that.
     """
-    program = setting.schedule.program
+    if setting.change.waits:
+        return
     cuts = setting.schedule.cuts
-    head = setting.layout.order[setting.layout.head]
-    stream = program.stream[head]
-    segments = pd.DataFrame({"cut": setting.schedule.slot[head], "segment": np.arange(len(head)), "stream": stream})
-    target = setting.layout.target
-    is_dropped = ~setting.has_to_wait[cuts.waiting_cut] & (target >= 0)
-    targets = pd.DataFrame({"cut": cuts.waiting_cut, "awaited": target})[is_dropped]
-    pairs = targets.merge(segments, on="cut")
-    pairs = pairs[stream[pairs["awaited"]] != pairs["stream"]]
-    return pairs["segment"].to_numpy(), pairs["awaited"].to_numpy()
+    layout = setting.layout
+    head = layout.order[layout.head]
+    stream = setting.schedule.program.stream[head]
+    targets = pd.DataFrame({"cut": cuts.waiting_cut, "awaited": layout.target})[layout.target >= 0]
+    launched = pd.DataFrame({"cut": setting.schedule.slot[head], "waiting": np.arange(len(head))})
+    pairs = targets.merge(launched)
+    pairs = pairs[stream[pairs["waiting"]] != stream[pairs["awaited"]]]
+    delay_ns = setting.schedule.streams.across_ns + times.running_ns[pairs["waiting"]]
+    yield _Waits(setting.segment_ends[pairs["waiting"]], setting.segment_overs[pairs["awaited"]], delay_ns)
 
 
 def _waits_of_collectives(setting: _Setting, times: _SegmentTimes) -> Iterator[_Waits]:

@@ -7,7 +7,6 @@ of the unchanged replay. Above 5% nothing is predicted.
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -23,12 +22,10 @@ from nsightkit.errors import UsageError
 from nsightkit.text import Expression, Json, compiled, matching
 from nsightkit.trace.model import GPU_TABLES, Trace, kept
 
-#: Changes that a program's author can make with an ordinary amount of work: the verdict tries them with any trace.
-STANDARD = ("no-input-wait", "no-sync", "free-launches", "overlap-copies", "overlap-communication")
 #: Every named change, with its effect.
 CHANGES = {
     "no-input-wait": "the launching threads never wait for data",
-    "no-sync": "no call waits for the GPU",
+    "no-sync": "no call waits for the GPU; what is launched next on other streams waits there instead",
     "free-launches": "launches with only dispatch between them follow each other by 3 µs",
     "overlap-copies": "copies run beside the kernels, and only the step's end waits for them",
     "overlap-communication": "collectives run beside the other kernels, and only the step's end waits for them; "
@@ -55,9 +52,8 @@ MOST_ERROR = 0.05
 _FREE_LAUNCH_NS = 3_000
 #: A number in a name, or a whole hash (digits between letters again and again), in which numbers do not count anything.
 _NUMBER = re.compile(r"(?P<hash>(?<![A-Za-z0-9])(?=[A-Za-z0-9]{8})[A-Za-z]*(?:\d+[A-Za-z]+){2,}\d+[A-Za-z0-9]*)|\d+")
-#: Changes that save a smaller share of the wall time are left out: named changes, and those for the work of one name.
-_LEAST_GAIN = 0.002
-_LEAST_GAIN_OF_NAME = 0.01
+#: Changes that save a smaller share of the wall time are left out.
+_LEAST_GAIN = 0.005
 #: So many names of CPU work, the largest, are tried as changes; each costs a replay.
 _MOST_NAMES = 3
 
@@ -368,15 +364,14 @@ def gaining(replay: WhatIf) -> list[str]:
     list of str
         Keys of :data:`CHANGES`, and ``no-cpu-work:NAME`` for the CPU work that most idle time waits for.
     """
-    changes = [change for change in CHANGES if replay.saved(change) >= _LEAST_GAIN]
+    changes = list(CHANGES)
     if len(replay.work) > 1:
         # A range around a whole step names no work. If just one name is left, removing it is `no-cpu-work` itself.
         whole_steps = {plain(name) for name in replay.playable.program.steps["step"]}
         names = [name for name in replay.work if name not in whole_steps]
-        for name in names[:_MOST_NAMES]:
-            if replay.saved(f"no-cpu-work:{name}") >= _LEAST_GAIN_OF_NAME:
-                changes.append(f"no-cpu-work:{name}")
-    return sorted(changes, key=replay.saved, reverse=True)
+        changes += [f"no-cpu-work:{name}" for name in names[:_MOST_NAMES]]
+    gainful = [change for change in changes if replay.saved(change) >= _LEAST_GAIN]
+    return sorted(gainful, key=replay.saved, reverse=True)
 
 
 def rows(replay: WhatIf, wanted: Sequence[str] = ()) -> list[Json]:
@@ -397,10 +392,8 @@ def rows(replay: WhatIf, wanted: Sequence[str] = ()) -> list[Json]:
     if replay.refused is not None:
         unknown = {"wall_ns": replay.wall_ns, "predicted_ns": None, "speedup": None, "replay_error": replay.error}
         return [{"change": change, **unknown} for change in wanted]
-    if not wanted:
-        return [replay.row(change) for change in gaining(replay)]
-    table = [replay.row(change) for change in wanted]
-    table.sort(key=operator.itemgetter("speedup"), reverse=True)
+    changes = sorted(wanted, key=replay.saved, reverse=True) or gaining(replay)
+    table = [replay.row(change) for change in changes]
     if len(wanted) > 1:
         table.append(replay.row(*wanted))
     return table

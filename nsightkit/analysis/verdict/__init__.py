@@ -17,11 +17,11 @@ from nsightkit.analysis.replay.whatif import WhatIf
 from nsightkit.analysis.timeline import overview
 from nsightkit.analysis.verdict import account, advice, finding
 from nsightkit.analysis.verdict.account import BOTTLENECKS, LOSSES, WORK, Account
-from nsightkit.analysis.verdict.rules import CHANGE_OF, decide
+from nsightkit.analysis.verdict.rules import decide
 from nsightkit.text import count_text, time_text
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["BOTTLENECKS", "CHANGE_OF", "summary"]
+__all__ = ["BOTTLENECKS", "summary"]
 
 #: With fewer GPU operations there is too little to judge.
 _FEW_OPERATIONS = 50

@@ -259,6 +259,8 @@ OUTER_STEP = [frame("step", "/home/a/optim-course/loop.py"), *OUTSIDE]
         ([frame("something"), *OUTER_STEP], "unknown"),
         ([frame("forward"), frame("apply", f"{TORCH}/autograd/function.py"), *FORWARD[1:], *OUTER_STEP], "activations"),
         ([frame("__init__", "/home/a/layers.py"), *OUTSIDE], "weights"),
+        ([frame("__init__", "/home/a/cs336/optimizer.py"), *OUTSIDE], "optimizer states"),
+        ([frame("__init__", "/home/a/optimized_layers.py"), *OUTSIDE], "weights"),
         ([frame("my_cross_entropy", "/home/a/layers.py"), *OUTSIDE], "logits"),
         ([frame("update_kv_cache", "/home/a/layers.py"), *FORWARD[1:]], "KV cache"),
         ([frame("lookup", "/home/a/lru_cache_utils.py"), *FORWARD[1:]], "activations"),

@@ -14,7 +14,7 @@ from synthetic.simulator import play
 
 import nsightkit
 from nsightkit.analysis.replay import whatif
-from nsightkit.analysis.replay.whatif import CHANGES, STANDARD, WhatIf
+from nsightkit.analysis.replay.whatif import CHANGES, WhatIf
 from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline.selection import select
 from nsightkit.errors import UsageError
@@ -66,7 +66,7 @@ def test_several_changes_and_names(tmp_path: Path, program: str, asked: Any, cha
 def test_without_arguments_the_changes_that_gain(tmp_path: Path) -> None:
     rows = whatif.rows(WhatIf(_trace(tmp_path, play(PROGRAMS["starved-loader"], seed=1))))
     gains = [row["speedup"] for row in rows]
-    assert {row["change"] for row in rows} <= set(STANDARD)
+    assert {row["change"] for row in rows} <= set(CHANGES)
     assert gains == sorted(gains, reverse=True)
     assert min(gains) > 1
 
@@ -226,7 +226,7 @@ def test_what_should_not_matter(tmp_path: Path, name: str, distort: Callable[[pd
     frames = _frames(_trace(tmp_path, play(PROGRAMS[name], seed=1)))
     exact = WhatIf(Trace.from_frames(frames))
     distorted = WhatIf(Trace.from_frames({table: distort(frame) for table, frame in frames.items()}))
-    for change in STANDARD:
+    for change in CHANGES:
         assert distorted.row(change)["speedup"] == pytest.approx(exact.row(change)["speedup"], rel=0.03), change
 
 
