@@ -126,7 +126,7 @@ class _HardwareFile(msgspec.Struct):
 GPUS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=_HardwareFile).gpu
 
 
-#: A row of :func:`rows` with None in every column; a row is made by filling in what applies.
+#: A row of :func:`peak_rows` with None in every column; a row is made by filling in what applies.
 EMPTY_ROW = dict.fromkeys(("gpu", "unit", "accumulate", "tflops", "gb_per_s", "clock_mhz", "source"))
 
 

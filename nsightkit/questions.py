@@ -430,7 +430,8 @@ def whatif(
         empty="No change is predicted to gain anything (nsightkit whatif --help lists them)",
         hidden=("replay_error",),
         formats={
-            # A gain below 0.5 % is written as it is, about 1.00x: that claims nothing.
+            # `error` is a share of the time, and so is what a change saves, 1 - 1 / speedup. A gain below 0.5 % is
+            # written as it is, about 1.00x: that claims nothing.
             "speedup": lambda speedup: "within error" if 0.005 < abs(1 - 1 / speedup) < error else f"{speedup:,.2f}x"
         },
     )

@@ -550,6 +550,8 @@ def shortened(names: Sequence[str], width: int) -> list[str]:
     --------
     >>> shortened(["kernel<float, 128, half>", "kernel<float, 128, bf16>", "copy"], 16)
     ['kernel<flo…half>', 'kernel<flo…bf16>', 'copy']
+    >>> shortened(["kernel<half, float, 128, 128>", "kernel<half, bf16x, 128, 128>"], 20)
+    ['kernel<ha…float, 12…', 'kernel<ha…bf16x, 12…']
     """
     names_by_cut: dict[str, list[str]] = {}
     for name in set(names):
@@ -558,8 +560,8 @@ def shortened(names: Sequence[str], width: int) -> list[str]:
     rest_width = width - head_width - 1
     short = {}
     for cut, alike in names_by_cut.items():
-        short[alike[0]] = cut
         if len(alike) == 1:
+            short[alike[0]] = cut
             continue
         # The cut fell on where these names differ: show their beginning, and what follows their common prefix.
         first_difference = len(os.path.commonprefix(alike))  # noqa: RUF071 - names, not paths

@@ -52,18 +52,21 @@ _NameNumbers = dict[tuple[str, str], int]
 
 
 def _items_of_lane(lane: Lane, first_ns: int, number_of_name: _NameNumbers) -> pd.DataFrame:
-    """A lane's events as :func:`items`, still without merging; new names are added to `number_of_name`."""
+    """A lane's events as :func:`items`, still without merging; new names are added to `number_of_name`.
+
+    A number stands for the text that is shown and for its kind, which decides the colour.
+    """
     codes, texts = pd.factorize(lane.events["name"])
     numbers = []
     # Events without a name have code -1, which takes the appended "".
-    for text, kind in _names_and_kinds(lane.table, [*map(str, texts), ""]):
+    for text, kind in _shown_names_and_kinds(lane.table, [*map(str, texts), ""]):
         numbers.append(number_of_name.setdefault((short(text), kind), len(number_of_name)))
     start = lane.events["start_ns"].to_numpy(np.int64)
     end = lane.events["end_ns"].to_numpy(np.int64)
     return items(start - first_ns, length=end - start, name=np.array(numbers)[codes])
 
 
-def _names_and_kinds(table: str, names: list[str]) -> Iterable[tuple[str, str]]:
+def _shown_names_and_kinds(table: str, names: list[str]) -> Iterable[tuple[str, str]]:
     """The names of a table's events as they are shown, each with its kind, a key of :data:`COLOURS`."""
     if table == "kernels":
         return zip(names, categorize(pd.Index(names, dtype="str")), strict=True)

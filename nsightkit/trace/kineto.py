@@ -490,7 +490,7 @@ class _Reader:
             raise TraceError(self._path, problem, _REMEDY)
         threads = _thread_ids(self._codes["thread"])
         frames = self._make_frames(threads)
-        self._leave_out_clamped(frames)
+        self._leave_out_unplaced_events(frames)
         window_ns = _capture_window(frames.pop("captures", None))
         _describe_collectives(frames)
         for table, frame in frames.items():
@@ -520,7 +520,7 @@ class _Reader:
             frames[table] = frame
         return frames
 
-    def _leave_out_clamped(self, frames: _Frames) -> None:
+    def _leave_out_unplaced_events(self, frames: _Frames) -> None:
         """Leave out events at 0 if all others come an hour later: Kineto sets a start that it cannot place to 0."""
         starts = pd.concat([frame["start_ns"] for frame in frames.values()]) if frames else pd.Series()
         if not starts[starts > 0].min() >= _HOUR_NS:  # nor where there is none above 0: the minimum is NaN
@@ -602,6 +602,7 @@ def _capture_window(captures: pd.DataFrame | None) -> tuple[int, int] | None:
     """Return start and end of the capture, ns; None where no event records it."""
     if captures is None:
         return None
+    # An event without a length would make an empty window, in which nothing lies.
     captures = captures[captures["end_ns"] > captures["start_ns"]]
     if captures.empty:
         return None

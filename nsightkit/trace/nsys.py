@@ -357,6 +357,8 @@ class NsysSource:
         is_cuda_traced = any(map(self._sources_of, _CUDA_TABLES))
         missing = []
         for table in EVENT_TABLES:
+            # nsys writes a table only if it saw such events. One CUDA table shows that CUDA was traced, and that the
+            # others are empty; without any it may have been asked for and failed, so a request is no evidence.
             if table in _CUDA_TABLES:
                 is_recorded = is_cuda_traced and not (table in GPU_TABLES and has_lost_work)
             else:
