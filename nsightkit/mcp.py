@@ -121,7 +121,8 @@ def _answer_document(result: Any) -> Json:
     else:
         answer = plain_value(result)
         notes += answer.pop("notes", ())
-        if isinstance(about.not_recorded, dict):  # a comparison: an agent can ask for the `summary` of either side
+        # Only a comparison has a dict: what each side did not record. An agent can ask for the `summary` of a side.
+        if isinstance(about.not_recorded, dict):
             del answer["before"], answer["after"]
     not_recorded = about.not_recorded
     if isinstance(not_recorded, list):

@@ -22,7 +22,8 @@ _SMI_FIELDS = {
 def watching(device: str, period_s: float = 0.1) -> Iterator[dict[str, list[float]]]:
     """Log the GPU's state while the block runs, in a separate process.
 
-    This process does nothing until the block ends, so that a measurement in the block is not disturbed.
+    This process does nothing until the block ends, so that a measurement in the block is not disturbed. Until then the
+    readings are in a pipe, which holds those of some two minutes: later ones are lost.
 
     Parameters
     ----------

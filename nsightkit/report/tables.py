@@ -96,7 +96,8 @@ def listings(section: Section, sides: Sequence[Side]) -> list[Listing]:
         rows = _answer_rows(section, side.trace)
         if rows:
             answers.append((side, rows))
-    if not section.keys:  # rows are moments, which are not compared
+    # Moments are not compared: each row is one of a single trace, where a compared row is a list, one of each trace.
+    if not section.keys:
         return [_listing(section, [side], [[row] for row in rows]) for side, rows in answers]
     rows_by_key: dict[tuple[Any, ...], list[_Row]] = {}
     for number, (_, rows) in enumerate(answers):

@@ -641,7 +641,8 @@ def _thread_ids(places: Iterable[tuple[Any, Any]]) -> _Ints:
     pid_numbers = _numbering()
     ids = []
     for code, (pid, tid) in enumerate(places):
-        # A process takes the 38 bits above a thread's 24, so that no thread's number reaches 2**62.
+        # A process takes the 38 bits above a thread's 24: the 62 bits in all leave one unused below int64's sign, so
+        # that the thread behind the last, a bound of searches by process, still fits.
         process = _integer_in_json(pid, default=-2 - pid_numbers[pid], least=-1, beyond=1 << 38)
         thread = _integer_in_json(tid, default=(1 << 24) - 1 - code, least=0, beyond=1 << 24)
         ids.append(-1 if process == -1 else process << 24 | thread)

@@ -186,7 +186,10 @@ class NsysSource:
         return {column: values[keep] for column, values in raw.items()}
 
     def _model_column(self, table: str, column: str, exporter_column: str, raw: Columns) -> Any:
-        """Convert one of the exporter's columns, with those of `raw` that it needs, to a column of the trace model."""
+        """Convert one of the exporter's columns, with those of `raw` that it needs, to a column of the trace model.
+
+        Besides the exporter's columns `raw` holds ``open``, which :meth:`_read_integers` adds.
+        """
         values = raw[exporter_column]
         match table, column:
             case "ranges", "name":

@@ -239,6 +239,7 @@ def forward(
         The implementation. This function reads its ``attention`` and ``joined`` (one GEMM for q, k and v); compilation,
         CUDA graph and fp8 are applied around it.
     kernels : Kernels
+        What replaces PyTorch's functions in rungs that are joined; the separate GEMMs are always PyTorch's.
 
     Returns
     -------

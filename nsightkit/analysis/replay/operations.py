@@ -213,7 +213,7 @@ def _blocking_calls(trace: Trace, calls: Calls, launched: pd.DataFrame, threads:
     selected = trace.mask("calls")
     if selected is not None:
         selected = selected.copy()
-        # A filter on GPU work keeps its launches, even if it drops other calls.
+        # A filter may keep an operation and drop its launch, as one that starts in the window but was launched before.
         selected[launched["launch_row"]] = True
         is_blocking &= selected
     rows = np.flatnonzero(is_blocking & np.isin(calls.thread, threads))
