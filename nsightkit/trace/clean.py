@@ -12,7 +12,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import functools
 import getpass
 import json
 import os
@@ -115,12 +114,6 @@ _PRIVATE_FORMS = (
 )
 
 
-@functools.cache
-def _patterns() -> list[tuple[re.Pattern[str], str]]:
-    """Compile the forms, and make their replacements; on first use, as not every command has texts to clean."""
-    return [(re.compile(form), rf"\1[{kind}]") for form, kind in _PRIVATE_FORMS]
-
-
 #: An entry of an environment, whose entries are joined by zero bytes.
 _ENVIRONMENT_ENTRY = re.compile(r"(?:^|\0)[A-Za-z_]\w*=")
 #: Only a text with one of these is searched, which saves time. It also leaves alone an ambiguous word and a value with
@@ -206,8 +199,8 @@ class TextCleaner:
         if "\0" in text and _ENVIRONMENT_ENTRY.search(text):  # an environment is replaced as a whole
             return "[environment]"
         if _HINTS.search(text):
-            for pattern, replacement in _patterns():
-                text = pattern.sub(replacement, text)
+            for form, kind in _PRIVATE_FORMS:
+                text = re.sub(form, rf"\1[{kind}]", text)  # `re` keeps what it has compiled
             text = _PATH.sub(_shortened_path, text)
         return self._names.sub(self._placeholder, text)
 

@@ -331,7 +331,6 @@ def test_every_name_exists_on_the_chips_it_is_said_to(real_ncu: Path) -> None:
 )  # fmt: skip
 def test_nvidias_rule_at_its_borders(sm: float, memory: float, expected: str) -> None:
     assert analysis.classify(sm, memory) == expected
-    assert expected in analysis.CLASSES
 
 
 def test_launches_are_chosen_by_their_names_and_the_ranges_around_them(shared_traces: Path) -> None:

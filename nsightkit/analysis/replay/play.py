@@ -408,9 +408,9 @@ def _waits_instead_of_calls(setting: _Setting, times: _SegmentTimes) -> Iterator
     layout = setting.layout
     head = layout.order[layout.head]
     stream = setting.schedule.program.stream[head]
-    targets = pd.DataFrame({"cut": cuts.waiting_cut, "awaited": layout.target})[layout.target >= 0]
-    launched = pd.DataFrame({"cut": setting.schedule.slot[head], "waiting": np.arange(len(head))})
-    pairs = targets.merge(launched)
+    by_cut = pd.DataFrame({"waiting": np.arange(len(head))}, setting.schedule.slot[head])
+    targets = pd.DataFrame({"awaited": layout.target}, cuts.waiting_cut)
+    pairs = targets[layout.target >= 0].join(by_cut, how="inner")
     pairs = pairs[stream[pairs["waiting"]] != stream[pairs["awaited"]]]
     delay_ns = setting.schedule.streams.across_ns + times.running_ns[pairs["waiting"]]
     yield _Waits(setting.segment_ends[pairs["waiting"]], setting.segment_overs[pairs["awaited"]], delay_ns)

@@ -21,8 +21,6 @@ from nsightkit.text import Json, compiled, matching
 from nsightkit.trace import ncu_metrics
 from nsightkit.trace.ncu import Report
 
-#: What a kernel can be.
-CLASSES = ("compute-bound", "memory-bound", "balanced", "latency-bound", "not-enough-data")
 _MEASURED = ["kernel", "time_ns", "sm_pct", "memory_pct", "dram_pct", "occupancy_pct"]
 #: Columns of :func:`summary`.
 COLUMNS = (*_MEASURED, "occupancy_limiter", "classification", "evidence", "next_steps")
@@ -71,7 +69,7 @@ def classify(sm_pct: float, memory_pct: float) -> str:
     Returns
     -------
     str
-        One of :data:`CLASSES`.
+        compute-bound, memory-bound, balanced, latency-bound or not-enough-data.
     """
     if not math.isfinite(sm_pct + memory_pct):
         return "not-enough-data"
@@ -257,7 +255,7 @@ class _Findings:
 
 
 def _explain_launch(findings: _Findings) -> str:
-    """Note what bounds a launch and what to try; return its class, one of :data:`CLASSES`."""
+    """Note what bounds a launch and what to try; return its class, as :func:`classify` does."""
     classification = classify(findings["sm_pct"], findings["memory_pct"])
     if classification == "not-enough-data":
         missing = [_METRICS[name].nvidia[0] for name in ("sm_pct", "memory_pct") if not findings.has(name)]

@@ -98,6 +98,8 @@ class Track:
 
     def covered(self, start: Int, end: Int) -> Int:
         """How much of each window the events cover, in ns."""
+        if not len(start):
+            return start
         return self.coverage.of(start, end)
 
     def count_inside(self, times: Int) -> Int:
@@ -374,7 +376,10 @@ class Threads:
     def named(self, table: str, thread: int, expression: Expression) -> Track:
         """The events of a thread whose name matches."""
         events = self.events(table, thread)
-        return events.subset(self._is_named(table, expression)[events.row])
+        is_named = self._is_named(table, expression)
+        if not is_named.any():  # as most often: saves a look at each event
+            return events.at(slice(0))
+        return events.subset(is_named[events.row])
 
     def _named_layer(self, label: str, kind: str, thread: int, expression: Expression) -> Layer:
         """The layer of a thread's events of one kind whose name matches."""
@@ -455,6 +460,8 @@ class Threads:
 
     def _without_launch(self, track: Track, thread: int) -> Track:
         """Keep the events of a track in which the thread neither launched nor waited for the GPU."""
+        if not len(track):
+            return track
         calls = self.calls(thread)
         is_gpu_call = self._is_named("calls", LAUNCHES) | self._is_blocking()
         return track.subset(track.count_inside(calls.start[is_gpu_call[calls.row]]) == 0)
@@ -477,6 +484,8 @@ class Threads:
         They come from two tables, operators and ranges, so only their times can be used, not their rows.
         """
         ops = together(self.events("ops", thread), self.named("ranges", thread, OPERATOR_RANGE))
+        if not len(ops):
+            return ops
         caller = ops.innermost_at(self.calls(thread).start)
         call_count = np.bincount(caller[caller >= 0], minlength=len(ops))
         # An operator that runs much longer than its calls take to dispatch does something else as well.
@@ -568,6 +577,8 @@ class Threads:
         """Calls that set something up, for long while no device was busy: else they may wait, as for a full queue."""
         calls = self.calls(thread)
         setup = calls.subset(self._may_set_up()[calls.row])
+        if not len(setup):
+            return setup
         idle_ns = setup.length - self._busy().of(setup.start, setup.end)
         return setup.subset(idle_ns >= _SETUP_NS)
 
