@@ -192,7 +192,7 @@ def _measure_in_child(cell: Cell, document: Json) -> Json:
 def _row_of_cell(cell: Cell, result: Json) -> Json:
     """Make a cell's row of the document: its sizes and switches, the child's results, and figures from the samples."""
     model, switches = cell
-    cost = envelope(model)  # parameters and FLOPs, by arithmetic from the sizes
+    cost = envelope(model)  # parameters and FLOPs, computed from the sizes
     row: Json = {"config": model.name, "params": cost.params, "batch": model.batch, "context": model.context}
     row |= switches
     row["status"] = result["status"]

@@ -141,7 +141,7 @@ def _no_report_remedy(user_options: Mapping[str, str]) -> str:
 def importer(nsys: Path) -> Path | None:
     """Find the program that turns nsys's raw captures into reports.
 
-    Without it nsys leaves a ``.qdstrm``, and ``nsightkit doctor`` says so.
+    Without it nsys leaves a ``.qdstrm``, and ``nsightkit doctor`` reports that.
 
     Parameters
     ----------

@@ -358,7 +358,7 @@ def _current_or_new(task: Run) -> Measurement:
         )
     folder = recordings_folder() / task.name / machine
     if (folder / PROVENANCE).is_file():
-        # A dry run on a CPU, in a folder of its own, is "small": its figures are never shown as measured.
+        # A dry run on a CPU, in a separate folder, is "small": its figures are never shown as measured.
         measurement = _read_measurement(task, folder, "recorded" if task.on_gpu else "small")
         if _why_stale(task, measurement) is None:
             return measurement

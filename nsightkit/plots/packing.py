@@ -54,7 +54,7 @@ _NameNumbers = dict[tuple[str, str], int]
 def _items_of_lane(lane: Lane, first_ns: int, number_of_name: _NameNumbers) -> pd.DataFrame:
     """A lane's events as :func:`items`, still without merging; new names are added to `number_of_name`.
 
-    A number stands for the text that is shown and for its kind, which decides the colour.
+    Each number means a shown text and its kind, which decides the colour.
     """
     codes, texts = pd.factorize(lane.events["name"])
     numbers = []

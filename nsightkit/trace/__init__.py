@@ -84,7 +84,7 @@ def kind_of(path: Path) -> str:
         if store.is_store(path):
             return "store"
         # Folders named `*.parquet` are traces that nsightkit recorded, such as those of `nsightkit demo`: give one of
-        # them. The files of an nsys export have such names, too; one that is no regular file is refused later, by name.
+        # them. Files of an nsys export have such names, too; one that is not a regular file is refused later.
         return "folder" if all(map(Path.is_dir, path.glob("*.parquet"))) else "parquetdir"
     if not path.is_file():
         if path.exists():

@@ -128,7 +128,7 @@ def user_cache() -> Path:
 def user_secret() -> bytes:
     """Read the secret key in the user's cache folder, or create it.
 
-    Names of cache folders beside traces are hashes with this key, so nobody else can plant a cache that we would read.
+    Names of cache folders beside traces are hashes with this key, so another user cannot plant a cache that we read.
 
     Returns
     -------

@@ -103,7 +103,7 @@ def read(
     path = Path(path)
     kind = kind_of(path)
     is_bench = kind == "json" and _is_bench(path)
-    # A CSV that its first bytes do not reveal goes to that reader too, which reads all of it or says what is wrong.
+    # A CSV that its first bytes do not reveal goes to that reader too, which reads it whole or refuses it.
     is_report = kind in ("ncu-rep", "ncu-csv") or (kind == "other" and path.suffix == ".csv")
     if (is_bench or is_report) and (match is not None or selection is not None):
         raise UsageError(f"{path}: is not a trace, so no part of it can be selected")
@@ -235,7 +235,7 @@ class _BenchRow(msgspec.Struct):
 
     @property
     def name(self) -> str:
-        """The configuration in words: a part of the names of its metrics, so on one line and not too long."""
+        """The configuration in words: a part of the names of its metrics, so on one short line."""
         name = f"{self.config} batch {self.batch} context {self.context} {self.mode} {self.precision} {self.attention}"
         for flag in ("compiled", "nvtx", "annotate_mha"):
             if getattr(self, flag):

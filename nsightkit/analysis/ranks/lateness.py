@@ -214,7 +214,7 @@ def chances_of_lateness(units: pd.DataFrame) -> pd.Series:
 
 
 def _time_others_waited(table: pd.DataFrame, ranks: Sequence[int]) -> int:
-    """Sum the ns in which the other ranks waited in collectives for `ranks`, and computed nothing meanwhile.
+    """Sum the ns in which the other ranks waited in collectives for `ranks`, and computed nothing at that time.
 
     That is what the job would save if `ranks` came no later than the others.
     """

@@ -149,7 +149,7 @@ def _is_any_of(order: Int, *operations: Int) -> Bool:
 def _stream_waits(schedule: Stages, aside: Bool, stream: Int, order: Int) -> tuple[Int, Int]:
     """Pair the operations that wait with those on other streams that they wait for.
 
-    A change may move operations (`aside`: copies or collectives) to a stream of their own, to let them overlap with
+    A change may move operations (`aside`: copies or collectives) to a separate stream, to let them overlap with
     all other work. Only the work of later steps waits for these: the first operation of a step on each stream waits for
     the last one that was moved aside in any step before, on the same device.
     """
@@ -419,7 +419,7 @@ def _waits_instead_of_calls(setting: _Setting, times: _SegmentTimes) -> Iterator
 def _waits_of_collectives(setting: _Setting, times: _SegmentTimes) -> Iterator[_Waits]:
     """List what collectives wait for: a device leaves when the last one has arrived and the transfer is over."""
     # Each operation of a collective is a segment by itself. Its device arrives when it begins. Beginnings of segments
-    # are no moments of the replay: hence the end, less the duration.
+    # are not moments of the replay: hence the end, less the duration.
     ends = setting.segment_ends[setting.layout.in_collective]
     duration_ns = times.first_ns[setting.layout.in_collective]
     yield _Waits(moment=setting.last_arrivals, awaited=ends, delay_ns=-duration_ns)

@@ -330,7 +330,7 @@ def _elementwise(arguments: _Arguments, inputs: int, flops: int, writes: int = 1
     -1), is a flag: bf16 and fp16 tensors give a result in fp32.
     """
     tensors = list(range(inputs))
-    if writes:  # operators without a result of their own (costs.toml) take no scalars
+    if writes:  # operators that write no new result (costs.toml) take no scalars
         tensors = [i for i in tensors if arguments.dims[i]]
     largest_elements = max(arguments.elements(i) for i in tensors)
     moved_bytes = sum(arguments.tensor_bytes(i) for i in tensors)

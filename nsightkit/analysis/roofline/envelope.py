@@ -100,7 +100,7 @@ def envelope(configuration: Configuration) -> Envelope:
     Envelope
     """
     c = configuration
-    # The bytes per parameter, token or logit below are those of the module's docstring, which says what they hold.
+    # The bytes per parameter, token or logit below are explained in the module's docstring.
     layer_gemm_params = c.d_model * (4 * c.d_model + 3 * c.d_ff)
     head_params = c.vocabulary * c.d_model  # and as many for the embedding, which is no GEMM
     gemm_params = c.layers * layer_gemm_params + head_params

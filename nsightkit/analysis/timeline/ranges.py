@@ -194,7 +194,7 @@ def innermost_ranges_around(trace: Trace, ranges: pd.DataFrame, calls: pd.DataFr
     calls : DataFrame
         ``start_ns, end_ns, thread``.
     rule : {"window", "thread"}
-        As for :func:`summary`: whether a call on a thread without own ranges may lie in a range of another thread.
+        As for :func:`summary`: whether a call on a thread without own ranges may be inside a range of another thread.
 
     Returns
     -------
@@ -218,7 +218,7 @@ def innermost_ranges_around(trace: Trace, ranges: pd.DataFrame, calls: pd.DataFr
 def _is_own_range(whole: Trace) -> npt.NDArray[np.bool_]:
     """Flag the ranges that the program opened: no library's, on threads with own ranges.
 
-    :func:`ranges_with_launches` says what own ranges are and why they matter. Ranges of a pool's threads are not own.
+    :func:`ranges_with_launches` explains own ranges. Ranges of a pool's threads are not own.
     """
     ranges = whole.table("ranges", ["start_ns", "end_ns", "thread", "name", "domain", "level"])
     is_library = matching(ranges["name"], OPERATOR_RANGE, COLLECTIVE_RANGE, LOADER_RANGE)

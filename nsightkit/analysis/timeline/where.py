@@ -216,7 +216,7 @@ def _names_of_places(whole: Trace, calls: pd.DataFrame, kind: By, node: Int, mak
     # What a node computes again of the forward pass (checkpointing) is not its maker's: it has separate operators.
     is_recomputed = _starts_at(makers, enclosing(calls, makers)) > node_start
     is_of_maker = (maker >= 0) & ~is_recomputed
-    # Every call of a node lies in an operator: as places, operators of the node would always hide its maker.
+    # Every call of a node is inside an operator: as places, operators of the node would always hide its maker.
     if kind != "op":
         is_of_maker &= ~has_own_place
     place[~has_own_place] = -1
@@ -380,7 +380,7 @@ def _captured_launches(whole: Trace) -> pd.DataFrame:
 def _place_by_capture(placed: pd.DataFrame, capture: Trace, kind: By) -> None:
     """Give kernels of replays the places of their launches in a capture, in `placed` itself.
 
-    The kernels of a replayed CUDA graph have no calls of their own. The calls that captured the graph are in
+    The kernels of a replayed CUDA graph have no calls. The calls that captured the graph are in
     `capture`, a trace of the program's start. A captured graph fits a replay with as many kernels, and if the capture
     names them, with as many of each name. Where several fit, they must agree on the places.
     """

@@ -372,7 +372,7 @@ def _decide_causes(threads: Threads, gaps: pd.DataFrame, launched_by: int | None
 def _launches(threads: Threads, gaps: pd.DataFrame, launched_by: int | None) -> pd.DataFrame:
     """Find who launched the end of each gap and when, and who fed the device before: the columns of a `_Group`.
 
-    `launched_by` is the thread taken for the one that launched where no launch was recorded, None for an unknown one.
+    `launched_by` is the thread that is assumed to have launched where no launch was recorded, None for an unknown one.
     """
     dry = gaps["start_ns"].to_numpy()
     end = gaps["end_ns"].to_numpy()

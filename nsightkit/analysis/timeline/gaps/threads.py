@@ -191,7 +191,7 @@ class Paint:
         return merge(self.start[chosen], self.end[chosen])
 
     def overlaps(self, start: Int, end: Int, label: Int) -> pd.DataFrame:
-        """Find the pieces that lie in each window and have the label asked for: ``window, kind, row, overlap_ns``.
+        """Find the pieces inside each window that have the label asked for: ``window, kind, row, overlap_ns``.
 
         `label` has one label per window; `kind` and `row` name the event that made the piece, see :class:`Paint`.
         """
@@ -410,7 +410,7 @@ class Threads:
     def _moves_pageable(self, column: str) -> Bool:
         """Per call: whether it launched a copy whose ``src_kind`` or ``dst_kind`` is pageable memory of the host.
 
-        CUDA copies such memory through a buffer of its own, so the call keeps the thread busy or waits.
+        CUDA copies such memory through a separate buffer, so the call keeps the thread busy or waits.
         """
         memops = self.trace.table("memops", ["process", "correlation", column])
         copies = memops[memops[column] == "pageable"]
@@ -586,7 +586,7 @@ class Threads:
     def _may_set_up(self) -> Bool:
         """Per call: whether it is long and the first of its name in its process, or long beside others of its name.
 
-        Such a call may load code or reserve memory before it does what it is for, which costs time only once.
+        Such a call may load code or reserve memory before its actual work, which costs time only once.
         """
         calls = self.trace.table("calls", ["thread", "duration_ns", "name"])
         length = calls["duration_ns"].to_numpy()
