@@ -73,7 +73,7 @@ def distributions(samples: Mapping[str, ArrayLike], *, title: str) -> Figure:
         times = np.sort(np.asarray(values, dtype=float))
         series[label] = times[times > 0]
     figure, axes = style.new_figure(3.6, title)
-    # From 0 at the left edge to 1 at the right one, so that a series of equal times is a step and not a dot.
+    # From 0 at the left edge to 1 at the right one, so that a series of equal times is a step rather than a dot.
     left = min(times[0] for times in series.values()) / 1.5
     right = max(times[-1] for times in series.values()) * 1.5
     sentences = []
@@ -146,7 +146,7 @@ def change_intervals(rows: pd.DataFrame, *, title: str, top: int = 12) -> Figure
         How many to draw, from the first.
     """
     shown = rows.head(top).reset_index(drop=True)
-    # Names of rows leave the axes too little width for a title of their own.
+    # Names of rows leave the axes too little width for a separate title.
     figure, (axes,) = style.new_grid(1, 1.5 + 0.34 * max(len(shown), 2), title)
     ends = shown[["delta_ns", "low_ns", "high_ns"]].astype(float)
     ends = ends.apply(lambda column: column.fillna(ends["delta_ns"]))
@@ -403,7 +403,7 @@ def sweep(
     ----------
     table : DataFrame
         Rows of a sweep: ``implementation, precision, direction, context, status`` and `value`. A line for each
-        implementation and precision; those that ran out of memory are crosses on the limit.
+        implementation and precision; runs that ran out of memory are crosses on the limit.
     value : {"median_ns", "peak_bytes"}
     title : str
     limit_bytes : float, optional

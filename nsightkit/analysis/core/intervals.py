@@ -193,7 +193,7 @@ def common(
 
 
 def _is_inside(moments: Int, start: Int, end: Int) -> NDArray[np.bool_]:
-    """Flag the moments that lie in one of some disjoint, sorted intervals; an end lies outside."""
+    """Flag the moments inside one of some disjoint, sorted intervals; an end is outside."""
     begun_count = np.searchsorted(start, moments, side="right")
     ended_count = np.searchsorted(end, moments, side="right")
     return begun_count > ended_count
