@@ -89,7 +89,7 @@ def check(
     baseline = None
     if baseline_file.exists() or not writes:
         baseline = baselines.read(baseline_file)
-    words = selection.words
+    words = selection.words  # a new list
     if match is not None:
         words.append(f"--match {match}")
     filters = " ".join(words) or None

@@ -36,7 +36,7 @@ _LATEST_NS = (1 << 63) - 1
 #: digits infinite.
 _MOST_CHARACTERS_OF_WINDOW = 100
 #: Nanoseconds of each unit; µ is written as the micro sign or as the Greek letter.
-_UNIT_NS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9}
+_UNIT_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 #: A number and its unit, each optional: two groups.
 _MOMENT = r"\s*(?:(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|µs|μs|ms|s)?\s*)?"
 _WINDOW = re.compile(f"{_MOMENT}:{_MOMENT}")

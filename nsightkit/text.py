@@ -163,7 +163,7 @@ _LONGEST_PATTERN = 1000
 #: Instructions of a compiled expression. A search takes at most some 25 ns for each of them and each character.
 _MOST_INSTRUCTIONS = 2000
 #: Memory that RE2 may use for a compiled expression.
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 1_000_000
 
 
 class Pattern:
@@ -255,7 +255,7 @@ def matching(names: pd.Series, *patterns: Expression) -> npt.NDArray[np.bool_]:
     return np.array(is_match)[names.cat.codes.to_numpy()]
 
 
-@functools.lru_cache(1 << 16)
+@functools.lru_cache(65_536)
 def _finds(pattern: Expression, name: str) -> bool:
     """Check whether a pattern matches a name; memoised, because the same names are looked at again and again."""
     return pattern.search(name) is not None

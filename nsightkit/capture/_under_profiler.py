@@ -68,7 +68,7 @@ def _run_under_profiler() -> None:
         running.export_chrome_trace(str(draft))
         # Not by torch, which compresses line by line and needs 10x the time.
         with draft.open("rb") as plain, gzip.open(f"{draft}.gz", "wb", compresslevel=6) as compressed:
-            shutil.copyfileobj(plain, compressed, 1 << 20)  # 1 MiB at a time
+            shutil.copyfileobj(plain, compressed, 1_000_000)  # 1 MB at a time
         draft.unlink()
         Path(f"{draft}.gz").replace(job["output"])
 

@@ -75,11 +75,11 @@ def _measure_gemm(precision: str) -> Json:
 def _measure_copy() -> Json:
     """Measure a copy of a tensor within the GPU's memory; gives its row of the hardware table."""
     free_bytes, _ = torch.cuda.mem_get_info()
-    megabytes = min(_COPY_BYTES, free_bytes // 4) // 10**6
+    megabytes = min(_COPY_BYTES, free_bytes // 4) // 1_000_000
     with ceilings.copy("cuda", megabytes, "copy") as work:
         row, time_ns = _time_for_seconds(work.operation, f"copy of {megabytes:,} MB")
     # Each byte is read once and written once; bytes per ns are GB/s.
-    return row | {"unit": "memory", "gb_per_s": 2 * megabytes * 10**6 / time_ns}
+    return row | {"unit": "memory", "gb_per_s": 2 * megabytes * 1_000_000 / time_ns}
 
 
 def _time_for_seconds(operation: Callable[[], object], description: str) -> tuple[Json, float]:

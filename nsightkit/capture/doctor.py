@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,9 @@ from nsightkit.trace.programs import LIBRARIES, NCU, NSYS, Tool, dotted, environ
 
 #: Status, what was found, and remedy: as the columns of :func:`report`.
 _Finding = tuple[str, str, str]
+
+#: The bits of CAP_SYS_ADMIN and CAP_PERFMON: the driver asks for either, which root of a container mostly lacks.
+_MAY_READ_COUNTERS = 0x40_0020_0000
 
 
 def check_machine() -> list[dict[str, str]]:
@@ -81,9 +83,10 @@ def _check_counters() -> _Finding:
     restricted = re.search(r"^RmProfilingAdminOnly:\s*(\d+)", parameters, re.MULTILINE)
     if restricted is None:
         return "ok", "no restriction found", ""
-    if restricted[1] == "1" and os.geteuid() != 0:
+    capabilities = Path("/proc/self/status").read_text().partition("CapEff:")[2].split()[0]
+    if restricted[1] == "1" and not int(capabilities, 16) & _MAY_READ_COUNTERS:
         remedy = (
-            "run as root or with CAP_SYS_ADMIN, or set NVreg_RestrictProfilingToAdminUsers=0 "
+            "run as root, in a container with --cap-add=SYS_ADMIN, or set NVreg_RestrictProfilingToAdminUsers=0 "
             "for the host's nvidia module; timelines need no counters"
         )
         return "warn", "for administrators only (ERR_NVGPUCTRPERM for others)", remedy

@@ -17,7 +17,7 @@ _RESERVED = ("--output", "--export", "--log-file", "--force-overwrite")
 #: How long an interrupted profiler may take to write its report.
 _INTERRUPT_S = 120.0
 #: Stands for no time limit: longer waits overflow in the operating system's call.
-_WEEK_S = 7 * 24 * 3600.0
+_WEEK_S = 604_800.0
 
 
 class Captured(NamedTuple):

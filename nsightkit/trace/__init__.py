@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from pathlib import Path
 
 from nsightkit.errors import AnyPath, TraceError, reading
@@ -25,12 +26,14 @@ _SUFFIXES = {".nsys-rep": "nsys-rep", ".ncu-rep": "ncu-rep", ".qdrep": "nsys-rep
 #: How pickles of protocols 2 to 5 begin. No pickle is loaded to find out more.
 _PICKLE = rb"\x80[\x02-\x05]"
 #: How far into a page of ncu its header is looked for: the profiled program's own output may come first.
-_PROGRAM_BYTES = 4 << 20
+_PROGRAM_BYTES = 4_000_000
 #: What to give instead, for error messages.
 _SOURCES = (
     "an Nsight Systems .sqlite or parquetdir export, a .nsys-rep, a PyTorch profiler .json or .json.gz, "
     "or a folder written by `nsightkit convert`"
 )
+#: Problem and remedy of each kind of file that is no trace.
+_REFUSED = tomllib.loads(Path(__file__).with_name("refused.toml").read_text(encoding="utf-8"))
 
 
 def load(path: AnyPath, *, cache: bool | None = None) -> Trace:
@@ -124,23 +127,5 @@ def _open_with_reader(path: Path, cache: bool) -> Source:
         if kind == "sqlite":
             return nsys.open_sqlite(path, cache=cache)
         return nsys.open_report(path, cache=cache)
-    problem, remedy = _REFUSED.get(kind, ("is not a trace that nsightkit knows", f"give {_SOURCES}"))
-    raise TraceError(path, problem, remedy.format(name=path.name))
-
-
-_COUNTERS_REMEDY = "ask `nsightkit ncu {name}` about it; to compare two, make one a baseline of nsightkit check"
-#: Problem and remedy of each kind of file that is known and is not a trace.
-_REFUSED = {
-    "absent": ("no such file", "check the path"),
-    "special": ("is not a regular file", f"give {_SOURCES}"),
-    "folder": ("is a folder without trace tables", f"give {_SOURCES}"),
-    "pointer": ("is a pointer of Git LFS, not the file itself", "run `git lfs pull`"),
-    "empty": ("is empty", "capture it again, the profiler was probably stopped before it wrote"),
-    "unfinished": (
-        "is an unfinished Nsight Systems report",
-        "open it once in the nsys GUI or run its QdstrmImporter to get a .nsys-rep",
-    ),
-    "snapshot": ("is a pickle: a memory snapshot, not a trace", "try `nsightkit memory {name}`"),
-    "ncu-rep": ("is an Nsight Compute report, which has no timeline", _COUNTERS_REMEDY),
-    "ncu-csv": ("is a page of Nsight Compute, which has no timeline", _COUNTERS_REMEDY),
-}
+    refusal = _REFUSED.get(kind, _REFUSED["other"])
+    raise TraceError(path, refusal["problem"], refusal["remedy"].format(name=path.name, sources=_SOURCES))

@@ -26,7 +26,7 @@ from nsightkit.trace.model import TIME_COLUMNS, Trace
 _Ints = npt.NDArray[np.int64]
 
 #: Events that are turned into text at a time, which bounds the memory they take.
-_ROWS_AT_ONCE = 1 << 16
+_ROWS_AT_ONCE = 65_536
 _GPU_TABLES = ("kernels", "memops", "graphs", "syncs")
 _CPU_TABLES = ("ranges", "frames", "ops", "calls", "os_calls", "overhead")
 #: Tracks of one stream or thread. No more operations of a stream can overlap: a GPU runs at most 128 grids at a time

@@ -54,8 +54,8 @@ _T = TypeVar("_T")
 
 #: No time reaches it (146 years), so that the sum of two is below 2**63.
 _TIME_LIMIT_NS = 1 << 62
-#: What is read and decoded at a time. Measured: fastest of 1, 2, 4, 8 and 16 MiB, and the smallest peak of memory.
-CHUNK_BYTES = 2 << 20
+#: What is read and decoded at a time. Measured: fastest of 1, 2, 4, 8 and 16 MB, and the smallest peak of memory.
+CHUNK_BYTES = 2_000_000
 _REMEDY = "give a trace that torch.profiler exported (export_chrome_trace)"
 _CAPTURE_AGAIN = "capture or copy it again"
 
@@ -96,7 +96,7 @@ _CALL_SUFFIX = re.compile(r"(_pt(sz|ds))?(_v\d{4,})?(_pt(sz|ds))?$")
 #: More than any capture has. Analyses look at each process and thread by itself, which would take forever.
 _MOST_PROCESSES = 1_000
 _MOST_THREADS = 10_000
-_HOUR_NS = 3600 * 10**9
+_HOUR_NS = 3_600_000_000_000
 _SIZE_COLUMNS = ["grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"]
 _WHOLE_US_NOTE = "Times are whole microseconds (PyTorch before 2.4): short kernels last 0 or 1 µs."
 
@@ -254,9 +254,9 @@ _JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 #: 35 to one, and up to 55 to one when they are written again with wide margins. Deflate packs up to 1,030 to one.
 _MOST_EXPANSION = 100
 #: What a gzip file of any size may unpack to.
-_SMALL_BYTES = 16 << 20
+_SMALL_BYTES = 16_000_000
 #: The longest piece of a file without a place to cut it: decoding takes up to 38 times as much memory.
-_MOST_UNCUT_BYTES = 16 << 20
+_MOST_UNCUT_BYTES = 16_000_000
 
 
 def _unpacked_blocks(path: Path) -> Iterator[bytes]:
@@ -293,7 +293,9 @@ def _trace_documents(path: Path) -> Iterator[_Document]:
         if opening or _EVENTS_START.search(rest):
             cut = _COMPLETE_EVENTS.match(rest)
         if len(rest) > _MOST_UNCUT_BYTES:
-            problem = f"holds {_MOST_UNCUT_BYTES >> 20} MiB of JSON that is broken, or laid out unlike a profiler's"
+            problem = (
+                f"holds {_MOST_UNCUT_BYTES // 1_000_000} MB of JSON that is broken, or laid out unlike a profiler's"
+            )
             raise TraceError(path, problem, "export it again with export_chrome_trace")
         if cut is not None:
             try:
@@ -326,7 +328,7 @@ def _text_column(codes: Any, values: Iterable[Any], wording: Callable[[Any], str
     return categorical(positions, [wording(value_of_code[code]) for code in distinct_codes])
 
 
-@functools.lru_cache(1 << 16)
+@functools.lru_cache(65_536)
 def _table_of(category: str) -> str | None:
     """Name the table that events of a category fill; None if they fill none."""
     lower = category.lower()

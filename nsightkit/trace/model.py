@@ -45,7 +45,7 @@ GPU_TABLES = ("kernels", "memops", "graphs")
 LAUNCHES = re.compile(r"Launch(?!HostFunc)|^(cuda|hip|cu)(Memcpy|Memset)")
 
 #: Below this, reading a trace again is quicker than looking for a cache.
-CACHE_FROM_BYTES = 32 << 20
+CACHE_FROM_BYTES = 32_000_000
 
 #: Columns of times, which are on the trace's clock.
 TIME_COLUMNS = ("start_ns", "end_ns")
@@ -148,9 +148,11 @@ class Trace:
         _check_meta(path, source.meta)
         self._source = source
         self.path = path
+        #: columns read so far by table and name; of a selection, copies of its rows
         self._columns: dict[str, dict[str, pd.Series]] = collections.defaultdict(dict)
         #: tables whose times have been moved to the trace's clock; the others' are on the source's until asked for
         self._tables_on_clock: set[str] = set()
+        #: of a selection, by table, which rows of the whole trace it keeps (:meth:`masked`)
         self._masks: dict[str, np.ndarray] = {}
         # None rather than `self`: a reference to itself would keep all tables in memory until garbage collection.
         self._selected_from: Trace | None = None

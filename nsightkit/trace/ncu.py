@@ -247,9 +247,9 @@ def _decoded_launches(path: Path, folder: Path) -> list[Json]:
         contents = ask_limited(
             ncu_child.__file__,
             [str(folder), str(path.absolute())],
-            memory_bytes=(2 << 30) + 16 * size,
+            memory_bytes=2_000_000_000 + 16 * size,
             seconds=SECONDS + size // 1_000_000,
-            output_bytes=min(max(64 << 20, 16 * size), 1 << 30),
+            output_bytes=min(max(64_000_000, 16 * size), 1_000_000_000),
         )
     if "problem" in contents:
         raise TraceError(path, f"is not a report that ncu-report can read ({contents['problem']})", _AGAIN_REMEDY)

@@ -34,9 +34,9 @@ EXPORT_AGAIN = "export the report with nsys export --type sqlite"
 NULL = np.iinfo(np.int64).min
 
 #: More rows than a table of details has in any export.
-_MOST_RECORDS = 1 << 18
+_MOST_RECORDS = 250_000
 #: What is kept of a long text.
-_MOST_TEXT_BYTES = 1 << 16
+_MOST_TEXT_BYTES = 65_536
 
 #: How SQLite spells an ordinary table in its schema; the declared type may be false.
 _PLAIN_TABLE = re.compile(r"""CREATE TABLE (["'`]?)(\w+)\1\s*\(""", re.ASCII)
@@ -44,16 +44,17 @@ _PLAIN_TABLE = re.compile(r"""CREATE TABLE (["'`]?)(\w+)\1\s*\(""", re.ASCII)
 _PRAGMAS_FOR_UNTRUSTED = ("trusted_schema = OFF", "query_only = ON", "cell_size_check = ON", "mmap_size = 0")
 #: CPU time that reading a table may take: so many seconds, and a second for so many bytes of the file.
 _SECONDS = 4.0
-_BYTES_PER_SECOND = 5 << 20
+_BYTES_PER_SECOND = 5_000_000
 #: Steps of SQLite's virtual machine between two checks of the deadline.
 _STEPS_BETWEEN_CHECKS = 10_000
 #: By how much SQLite's limit of lengths exceeds the file's size: the limit also holds for the text of a query.
-_VALUE_MARGIN_BYTES = 16 << 20
+_VALUE_MARGIN_BYTES = 16_000_000
 #: Rows that ADBC gives at a time. It takes the columns' types from the first of them.
 _BATCH_ROWS = 4096
 
 
-#: Which rows of a table to read: those whose `column` holds one of `numbers`, or, if `others` is set, none of them.
+#: Which rows of a table to read: those whose ``column`` holds one of the integers ``numbers`` or, if ``others`` is set,
+#: an integer that is none of them. The schema (nsys.toml) gives them; a row without a value is left out either way.
 RowFilter: TypeAlias = Mapping[str, Any]
 
 

@@ -15,13 +15,13 @@ from nsightkit.trace import parquet_child
 from nsightkit.trace.limited import ask_limited
 
 #: A file may expand to `_SMALL_BYTES` plus `_MOST_EXPANSION` times its size. Real traces expand to 50 times at most.
-_SMALL_BYTES = 64 << 20
+_SMALL_BYTES = 64_000_000
 _MOST_EXPANSION = 128
 #: Memory that the process itself takes.
-_PROCESS_BYTES = 512 << 20
+_PROCESS_BYTES = 512_000_000
 #: Time the process may take: so many seconds, and a second for so many bytes of the files.
 _SECONDS = 5
-_BYTES_PER_SECOND = 5 << 20
+_BYTES_PER_SECOND = 5_000_000
 _PROBLEM = "holds what is not a readable Parquet table"
 _REMEDY = "export or convert the original trace again"
 
@@ -72,7 +72,7 @@ def _checked_columns(*states: tuple[str, int, int, int]) -> list[dict[str, bool]
             arguments,
             memory_bytes=_PROCESS_BYTES + _SMALL_BYTES + _MOST_EXPANSION * total_bytes,
             seconds=_SECONDS + total_bytes // _BYTES_PER_SECOND,
-            output_bytes=16 << 20,
+            output_bytes=16_000_000,
         )
     if "problem" in answer:
         raise TraceError(folder, f"{_PROBLEM} ({answer['problem']})", _REMEDY)

@@ -123,9 +123,9 @@ def read(path: AnyPath) -> Snapshot:
         tables = ask_limited(
             snapshot_child.__file__,
             [str(path.absolute())],
-            memory_bytes=(256 << 20) + 48 * size,  # what an honest file could need, several times over
+            memory_bytes=256_000_000 + 48 * size,  # what an honest file could need, several times over
             seconds=4 + size // 4_000_000,
-            output_bytes=(1 << 20) + 2 * size,
+            output_bytes=1_000_000 + 2 * size,
         )
     if "problem" in tables:
         raise TraceError(path, f"is not a memory snapshot ({tables['problem']}); nothing in it was run", _REMEDY)

@@ -44,7 +44,7 @@ _Value = TypeVar("_Value")
 _FORMAT = 2
 _INDEX = "trace.json"
 #: A larger file of that name is a PyTorch profiler trace.
-_MOST_INDEX_BYTES = 16 << 20
+_MOST_INDEX_BYTES = 16_000_000
 #: Names in a cache: one folder per content of the trace, called by its key, and the files in that.
 _CONTENT_FOLDER = re.compile(r"[0-9a-f]{32}")
 _CONTENT_FILES = re.compile(r"[\w.-]+\.parquet|(meta|first_ns)\.json")
@@ -353,6 +353,7 @@ class _CachedSource:
         with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):
             return msgspec.json.decode((self._folder / f"{name}.json").read_bytes(), type=kind)
         value = find()
+        # Like all writing to the cache, this does nothing where the disk is full or read-only.
         self._write_file(f"{name}.json", lambda file: file.write(msgspec.json.encode(value)))
         return value
 

@@ -94,7 +94,7 @@ def copy(device: str, megabytes: int, kind: str) -> Ceiling:
     """
     work = Ceiling(device)
     torch.manual_seed(0)
-    elements = megabytes * 10**6 // 4
+    elements = megabytes * 1_000_000 // 4
     b = torch.randn(elements, device=work.device)
     if kind == "read":
         work.operation = b.sum

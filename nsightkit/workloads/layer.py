@@ -14,8 +14,10 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -64,7 +66,7 @@ class Rung:
     """
 
     change: str
-    base: str | None
+    base: str | None = None
     attention: Literal["naive", "sdpa"] = "sdpa"
     joined: bool = True
     compiled: str | None = None
@@ -74,29 +76,10 @@ class Rung:
 
 
 #: {mode: {name: Rung}}, each in the order of the ladder.
-RUNGS = {
-    "prefill": {
-        "unfused": Rung("one kernel per operation", None, attention="naive", joined=False),
-        "sdpa": Rung("fused attention", "unfused", joined=False),
-        "fused": Rung("one GEMM for q, k and v, one for gate and up", "sdpa"),
-        "compiled": Rung("torch.compile", "fused", compiled="default"),
-        "autotuned": Rung("GEMM kernels chosen by trial", "compiled", compiled="max-autotune-no-cudagraphs"),
-        "graphed": Rung("a CUDA graph", "compiled", compiled="default", graphed=True),
-        "triton": Rung("SwiGLU in one Triton kernel", "fused", triton=True),
-        "fp8": Rung("GEMMs in fp8", "compiled", compiled="default", fp8=True),
-    },
-    "decode": {
-        "unfused": Rung("one kernel per operation, attention fused", None, joined=False),
-        "fused": Rung("one GEMM for q, k and v, one for gate and up", "unfused"),
-        "compiled": Rung("torch.compile", "fused", compiled="default"),
-        "graphed": Rung("a CUDA graph", "compiled", compiled="default", graphed=True),
-        "triton": Rung("a Triton GEMV that streams weights", "graphed", compiled="default", graphed=True, triton=True),
-    },
-}
-
+RUNGS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, dict[str, Rung]])
 
 #: The rung that :func:`reference` runs, in float64.
-_REFERENCE = Rung("one operation after the other", None, attention="naive", joined=False)
+_REFERENCE = Rung("one operation after the other", attention="naive", joined=False)
 
 
 @dataclasses.dataclass(frozen=True)

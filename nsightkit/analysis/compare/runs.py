@@ -117,7 +117,7 @@ def read(
 def _is_bench(path: Path) -> bool:
     """Whether a JSON file is a benchmark, by the keys in its first 64 KiB; others may be traces."""
     with path.open("rb") as stream:
-        head = stream.read(1 << 16)
+        head = stream.read(65_536)
     return re.search(rb'"nsightkit"\s*:\s*"', head) is not None and b'"traceEvents"' not in head
 
 

@@ -49,7 +49,7 @@ _RETURN_TYPE = re.compile(r"^(?:(?:void|__global__|static)\s+|std::enable_if<.*?
 _MOST_CHARACTERS = 10_000
 
 
-@functools.lru_cache(1 << 16)
+@functools.lru_cache(65_536)
 def category_of(name: str) -> str:
     """Decide the category of one kernel.
 

@@ -21,6 +21,8 @@ class Cause(NamedTuple):
         What the idle time itself is called, where "idle" is already said.
     noun : str
         What it is called in a sentence.
+    takes : str
+        How the sentence about its time begins: what takes so much time.
     sentence : str
         What it means, for a person: the first words of the verdict.
     colour : str
@@ -35,6 +37,7 @@ class Cause(NamedTuple):
     name: str
     plain_name: str
     noun: str
+    takes: str
     sentence: str
     colour: str
     advice: str

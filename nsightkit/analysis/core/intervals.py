@@ -15,8 +15,8 @@ from nsightkit.trace.model import EVENT_TABLES, GPU_TABLES, Trace, kept, nesting
 
 Int = NDArray[np.int64]
 
-#: 256 k rows: their columns fit the caches of a CPU.
-_ROWS_PER_CHUNK = 1 << 18
+#: 250,000 rows: their columns fit the caches of a CPU.
+_ROWS_PER_CHUNK = 250_000
 #: Before all times.
 _EARLIEST = np.iinfo(np.int64).min
 

@@ -34,7 +34,8 @@ ONE_RUN = "One run per side: variation between runs is unknown."
 _MOST_EXACT_PAIRS = 400
 #: More samples than this per side are thinned before all pairs are formed: memory grows with their product.
 _MOST_SAMPLES_TO_PAIR = 1000
-#: The same in :func:`judge`, which is called for many rows.
+#: The same in :func:`judge`, which is called for many rows: 200 keep it fast. Fewer samples widen the
+#: interval, so at most a tiny change of a very long run counts as noise.
 _MOST_SAMPLES_TO_JUDGE = 200
 #: With fewer samples per side, all of one side lie above the other's by chance too often.
 _LEAST_SAMPLES = 4

@@ -19,7 +19,7 @@ from nsightkit.trace.snapshot import Snapshot
 
 # c10/cuda/CUDACachingAllocator.cpp: kMinBlockSize, kSmallSize.
 _MIN_BLOCK_BYTES = 512
-_SMALL_BYTES = 1 << 20
+_SMALL_BYTES = 1_048_576
 #: A missing address or distance.
 _BEYOND_ALL = 1 << 62
 _Ints = npt.NDArray[np.int64]

@@ -6,6 +6,7 @@ Waiting for late ranks needs the traces of several ranks: :mod:`nsightkit.analys
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -17,30 +18,11 @@ from nsightkit.analysis.timeline.ranges import COLLECTIVE_RANGE
 from nsightkit.text import Json, matching
 from nsightkit.trace.model import Trace, kept
 
-#: Kind by a part of a name without underscores and capitals; the first part that occurs decides.
-_KIND_BY_PART = {
-    "crossdevicereduce": "all_reduce",
-    "deepep": "all_to_all",
-    "reducescatter": "reduce_scatter",
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "barrier": "barrier",
-    "send": "send/recv",
-    "recv": "send/recv",
-    "gather": "gather",
-    "scatter": "scatter",
-    "reduce": "reduce",
-}
+#: Kinds of collectives by parts of their names, and bytes of an element by its type.
+_NAMES = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes())
 #: Operators that only wait for a collective or for a stream, or only describe a collective.
 _WAITS = re.compile(r"^(c10d?::|_?c10d_functional::)?(barrier|wait(_tensor)?)$|^record_param_comms$|[Ss]ynchronize$")
 
-#: Bytes of an element, by PyTorch's name of its type in lower case.
-_DTYPE_BYTES = {
-    "byte": 1, "char": 1, "bool": 1, "half": 2, "bfloat16": 2, "short": 2, "float": 4, "int": 4, "double": 8, "long": 8,
-    "complexfloat": 8, "complexdouble": 16, "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
 #: A larger count in a description is taken for damage; up to here, bytes and their sums fit 64 bits.
 _LARGEST_COUNT = 1 << 56
 _TEXT_COLUMNS = ("where", "kind", "group", "ranks")
@@ -71,9 +53,9 @@ def kind_of(name: str) -> str:
     """
     without_arguments = re.split(r"[<(]", name, maxsplit=1)[0]
     letters = re.sub(r"[^a-z]", "", without_arguments.lower())
-    for part, kind in _KIND_BY_PART.items():
+    for part, kind in _NAMES["kind_by_part"].items():
         if part in letters:
-            return kind
+            return str(kind)
     return "other"
 
 
@@ -244,7 +226,7 @@ def _parsed(text: str) -> Json:
 def _message_bytes(description: Json) -> int:
     """Bytes of the whole message, -1 if unknown: the output of a gather, the input of a scatter, so the larger one."""
     elements = max(_count(description, "In msg nelems"), _count(description, "Out msg nelems"))
-    element_bytes = _DTYPE_BYTES.get(str(description.get("dtype", "")).lower(), -1)
+    element_bytes = int(_NAMES["bytes_of_type"].get(str(description.get("dtype", "")).lower(), -1))
     if min(elements, element_bytes) >= 0:
         return elements * element_bytes
     return -1

@@ -35,7 +35,7 @@ ANSWER_S = 20
 
 _SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep")
 #: JSON documents of other kinds, such as source.json, are smaller; a larger one is a trace.
-_LARGEST_OTHER_BYTES = 1 << 16
+_LARGEST_OTHER_BYTES = 65_536
 _DIGITS = re.compile(r"(\d+)")
 _FOLDER_HINT = "give a folder with a .json, .json.gz, .sqlite or .nsys-rep for each rank"
 _REMEDY = "give each job its own folder"

@@ -28,7 +28,7 @@ from nsightkit.trace.model import TABLES, Trace
 TIME = "time: "
 _DEVICE_AND_TIMES = ["device", "start_ns", "end_ns"]
 #: A larger rank or number of ranks in a trace is damage.
-_MOST_RANKS = 1 << 20
+_MOST_RANKS = 1_000_000
 #: "rank_7", "worker3.1623143089861.pt", "global-rank=12", but not "local_rank1" or "crank2".
 _RANK_IN_NAME = re.compile(r"(?i)(?<![a-z])(?<!local[-_. ])(?:global[-_. ]?)?(?:rank|worker)[-_. =]?(\d{1,6})(?!\d)")
 _COMMUNICATION = "kernels of communication"

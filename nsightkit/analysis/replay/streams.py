@@ -220,6 +220,7 @@ def _waits_between_streams(program: Program, explained: Int) -> tuple[Int, Int, 
     is_late = program.start > explained_by_waits + _LATE_NS
     # Without a launch, nothing tells when the first operation of a stream could have started.
     late = np.flatnonzero(is_late & (program.has_launch | ~program.is_first))
+    # What starts late in spite of its recorded waits waited for something else, which may have ended before those.
     ended_before = _ended_just_before(program, late, explained[late])
     is_found = ended_before >= 0
     inferred = int(is_found.sum())

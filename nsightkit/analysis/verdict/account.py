@@ -32,7 +32,8 @@ WORK = ("compute-bound", "memory-bound", "not-enough-data")
 
 #: The answer that a moment counts for, by layer. Each event of a device belongs to a layer, a position in this tuple;
 #: where several events run at once, the one with the first layer counts. So kernels hide copies: those are in the last
-#: layers, below the layer without an answer, which holds the kernels that a filter left out.
+#: layers, below the layer without an answer, which holds the kernels that a filter left out. The last "memory-bound" is
+#: for memsets: they are work that the memory bounds, but kernels hide them.
 LAYERS = ("compute-bound", "memory-bound", "not-enough-data", "imbalance", "communication", *IDLE)
 _FILTERED = len(LAYERS)
 LAYERS += ("", "memory-transfer", "memory-bound")

@@ -39,7 +39,7 @@ _GRAPH_LAUNCH = re.compile("GraphLaunch")
 _PINNED = "copy from or into pinned memory without waiting (PyTorch: pin_memory=True, non_blocking=True)"
 #: Large copies to or from the host that are slower than this use pageable memory: PCIe 3 moves 12 GB/s.
 _PAGEABLE_GB_PER_S = 6.0
-_LARGE_COPY_BYTES = 1 << 20
+_LARGE_COPY_BYTES = 1_000_000
 #: Advice where copies or collectives fill the time, but running them beside other work would gain little.
 _SEND_LESS = {
     "memory-transfer": "copy less: keep on the device what fits there, or send narrower types",
@@ -59,6 +59,17 @@ _LEAST_KERNEL_SHARE = 0.1
 _HALF_PRECISION = {"bf16": "autocast to BF16", "fp16": "autocast to FP16 with a gradient scaler"}
 #: Compute capabilities with which NVIDIA's tensor cores multiply in all of these, for cards that are not listed.
 _ALL_PRECISIONS = re.compile(r"([89]|1\d)\.\d")
+#: The launch of a kernel: how many blocks, and how many threads each of them has.
+_GRID = ["grid_x", "grid_y", "grid_z"]
+_BLOCK = ["block_x", "block_y", "block_z"]
+#: The multiprocessors of a card that is not listed: few, as a small card may have no more.
+_SMALL_CARD_MULTIPROCESSORS = 16
+_WARP_THREADS = 32
+_FEW_BLOCKS = (
+    "launches with so few blocks that half of the multiprocessors or more stand idle: split the work into more blocks, "
+    "or do more per launch"
+)
+_BELOW_WARP = "blocks with fewer threads than a warp has (32): use blocks of 128 threads or more"
 _AMD = re.compile(r"\bamd\b|instinct|\bmi\d|gfx", re.IGNORECASE)
 
 
@@ -76,9 +87,11 @@ def next_steps(finding: Finding) -> Iterator[str]:
     """
     decision = finding.decision
     if finding.name == "not-enough-data":
+        yield from _more_parallelism(finding)
         yield _record_more(finding)
         return
     if finding.name in ("compute-bound", "memory-bound"):
+        yield from _more_parallelism(finding)
         yield from _faster_kernels(finding)
         return
     if decision.change is None and finding.replay.refused is None and finding.name in _SEND_LESS:
@@ -186,6 +199,27 @@ def _record_more(finding: Finding) -> str:
     if 2 * graphs_ns >= finding.time_ns:
         return f"record the kernels inside the graphs: {_CAPTURE['nodes']}"
     return f"{CAUSES['not-enough-data'].advice}: {_CAPTURE['ncu']}"
+
+
+def _more_parallelism(finding: Finding) -> Iterator[str]:
+    """Advise where most of the kernels' time leaves the card idle: too few blocks, or blocks smaller than a warp."""
+    account = finding.account
+    moments = account.moments(finding.name)
+    rows = moments.loc[moments["kind"] == "kernel", "row"]
+    kernels = account.trace.table("kernels", ["duration_ns", *_GRID, *_BLOCK]).loc[rows]
+    # Both are 0 where the trace does not record how kernels were launched.
+    blocks = kernels[_GRID].prod(axis=1)
+    threads = kernels[_BLOCK].prod(axis=1)
+    card = _card(finding)
+    multiprocessors = _SMALL_CARD_MULTIPROCESSORS if card is None else card.multiprocessors
+    # Half, since persistent kernels leave some multiprocessors out on purpose, where their clusters do not fit.
+    has_few_blocks = (blocks > 0) & (2 * blocks <= multiprocessors)
+    is_below_warp = (threads > 0) & (threads < _WARP_THREADS)
+    kernels_ns = kernels["duration_ns"].sum()
+    for is_wasteful, advice in ((has_few_blocks, _FEW_BLOCKS), (is_below_warp, _BELOW_WARP)):
+        wasteful_ns = kernels.loc[is_wasteful, "duration_ns"].sum()
+        if 2 * wasteful_ns > kernels_ns:
+            yield f"{share_text(wasteful_ns / kernels_ns)} of the kernel time is in {advice}"
 
 
 def _faster_kernels(finding: Finding) -> Iterator[str]:

@@ -39,17 +39,6 @@ _BEFORE_NAME = {
 }
 #: Nouns for an answer's moments other than gaps, by kind.
 _NOUN_OF_MOMENT = {"copy": "transfer", "kernel": "kernel", "graph": "replay", "none": "wait"}
-#: How the sentence about an answer's time begins, for answers whose noun would not do.
-_TAKES = {
-    "unknown": "Idle time without a recorded reason (unknown) takes",
-    "queued": "Work that was launched and waited for something that is not in the trace (queued) takes",
-    "compute-bound": "Compute-bound kernels take",
-    "memory-bound": "Memory-bound kernels take",
-    "not-enough-data": "Unclassified kernels and graph replays take",
-    "communication": "Collectives and messages that no other kernel overlaps take",
-    "imbalance": "Waiting for the slowest device takes",
-    "memory-transfer": "Copies that no kernel overlaps take",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,9 +203,7 @@ def evidence(finding: Finding) -> Iterator[str]:
     # Far more than the answer, which looks wrong beside the bars.
     if finding.is_idle and busy_share > 3 * finding.share:
         yield f"The GPU is busy {share_text(busy_share)} of {whole}, but a loss of 5% or more is named first"
-    noun = CAUSES[finding.name].noun
-    # Not capitalize(), which would make the rest of the noun lower case.
-    takes = _TAKES.get(finding.name, f"{noun[0].upper()}{noun[1:]} takes")
+    takes = CAUSES[finding.name].takes
     times = f"{time_text(finding.time_ns)} of {time_text(account.span_ns)}"
     if len(account.devices) > 1:
         times += f", summed over {len(account.devices)} GPUs"

@@ -353,8 +353,11 @@ def test_collectives_are_a_loss_whatever_stream_they_run_on(tmp_path: Path) -> N
 # ---------------------------------------------------------------- advice
 
 
-def filled(kernels: dict[str, float], gpu: Gpu | None = None, inputs: Any = None) -> Trace:
-    """Sixty launches of each kernel, so many µs long, back to back; operators with shapes where inputs are given."""
+def filled(kernels: dict[str, float], gpu: Gpu | None = None, inputs: Any = None, **launch: int) -> Trace:
+    """Sixty launches of each kernel, so many µs long, back to back; operators with shapes where inputs are given.
+
+    `launch` are extents of grids and blocks.
+    """
     names = [name for name in kernels for _ in range(60)]
     lasting = np.array([int(kernels[name] * US) for name in names])
     at = np.arange(len(names)) * 10 * US
@@ -367,7 +370,7 @@ def filled(kernels: dict[str, float], gpu: Gpu | None = None, inputs: Any = None
     frames = {
         "ops": ops.assign(thread=1 << 24 | 1, process=1, inputs=json.dumps([dims, [kind] * len(dims), []])),
         "calls": calls.assign(thread=1 << 24 | 1, process=1, correlation=numbers),
-        "kernels": run.assign(correlation=numbers),
+        "kernels": run.assign(correlation=numbers, **launch),
     }
     meta = TraceMeta(tool="pytorch-profiler", gpus=[gpu] if gpu else [], missing=["os_calls"])
     return Trace.from_frames(frames, meta)
@@ -381,7 +384,7 @@ ADVICE = tomllib.loads(Path(__file__).with_name("advice.toml").read_text(encodin
 def test_advice_rests_on_shapes_and_the_majority_of_time(row: dict[str, Any]) -> None:
     operator = (*row["operator"], BF16) if "operator" in row else None
     gpu = Gpu(0, row["gpu"], compute_capability=row.get("capability"))
-    text = "\n".join(verdict.summary(filled(row["kernels"], gpu, operator))["next_steps"])
+    text = "\n".join(verdict.summary(filled(row["kernels"], gpu, operator, **row.get("launch", {})))["next_steps"])
     assert [advice for advice in row.get("present", ()) if advice not in text] == [], text
     assert [advice for advice in row.get("absent", ()) if advice in text] == [], text
 
