@@ -341,7 +341,7 @@ def gaps(trace: "Trace", *, min_us: float = 0.0, each: bool = False, top: int | 
         top,
         notes=notes,
         remarks=_remarks_on_missing(trace, "kernels"),
-        empty=f"no gap above {min_us:g} µs between the first and the last operation of a GPU",
+        empty=f"no gap above {min_us:g} µs between GPU operations",
         formats={} if each else {"cause": _cause_words},
         hidden=("end_ns",),
     )
@@ -440,7 +440,7 @@ def _prediction_basis(replay: "WhatIf") -> list[str]:
     """Describe in one line what a prediction rests on; nothing where nothing was predicted."""
     if replay.error is None:
         return []
-    basis = f"Replaying the unchanged trace is {share_text(replay.error)} off: ignore smaller gains"
+    basis = f"Replayed without a change, the run is {share_text(replay.error)} off: ignore smaller gains"
     if replay.inferred:
         basis += f" · {count_text(replay.inferred, 'wait')} inferred, as the trace does not record them"
     return [basis]
@@ -581,7 +581,7 @@ def steps(
         if first["begin_ns"] > first["start_ns"]:
             notes.append(
                 f"the first step's range begins at {first['start_ns'] / 1e6:,.3f} ms, "
-                "the step once the GPU has finished earlier work"
+                "the step itself once the GPU has finished earlier work"
             )
     recompilations = analysis.recompiled(trace, analysis.find(trace, match))
     if recompilations is not None:

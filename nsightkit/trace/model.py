@@ -86,7 +86,7 @@ def lost_work(names: pd.Series[Any] | pd.Categorical[Any]) -> list[str]:
     launches = sum(int(calls) for name, calls in names.value_counts().items() if LAUNCHES.search(str(name)))
     if not launches:
         return []
-    loss = f"{launches:,} calls gave a GPU work, of which the trace holds nothing"
+    loss = f"{launches:,} calls launched work on a GPU, but the trace holds none of it"
     return [f"{loss}: the profiler was stopped before the GPU was done, or was not permitted to record it."]
 
 

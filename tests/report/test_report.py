@@ -99,7 +99,7 @@ def test_it_says_what_the_analyses_say(alone, starved):
     assert [section["id"] for section in page.select("section")] == [*wanted, "calls", "os"]
     gains = [[r["change"], time_text(r["predicted_ns"]), f"{r['speedup']:.2f}x"] for r in answer["changes"]]
     assert tables(page, "answer")[0][1:] == gains
-    assert f"Replaying the unchanged trace is {100 * answer['replay_error']:.1f}% off" in words
+    assert f"Replayed without a change, the run is {100 * answer['replay_error']:.1f}% off" in words
 
 
 def test_several_traces_lie_side_by_side(both, traces):

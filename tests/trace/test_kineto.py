@@ -279,7 +279,7 @@ def test_what_was_not_recorded(tmp_path, events, missing):
     assert trace.meta.missing == missing
     assert trace.meta.distributed == {"rank": 3}
     lost = any(
-        note.startswith("2 calls gave a GPU work, of which the trace holds nothing") for note in trace.meta.notes
+        note.startswith("2 calls launched work on a GPU, but the trace holds none of it") for note in trace.meta.notes
     )
     assert lost == (LAUNCH in events and "kernels" in missing)
 

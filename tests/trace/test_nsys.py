@@ -111,7 +111,7 @@ def test_launches_without_any_gpu_work_say_that_it_was_lost(export):
     trace = nsightkit.load(export)
     assert not any(map(trace.recorded, GPU_TABLES))
     assert trace.recorded("calls")
-    assert "calls gave a GPU work, of which the trace holds nothing" in trace.meta.notes[0]
+    assert "calls launched work on a GPU, but the trace holds none of it" in trace.meta.notes[0]
     assert trace.summary()["kernel_count"] is None
 
 

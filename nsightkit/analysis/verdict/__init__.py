@@ -98,8 +98,8 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
     # Without GPU work, or with none that takes time, there is nothing to judge.
     if not sum(trace.table(table, ["duration_ns"])["duration_ns"].sum() for table in GPU_TABLES):
         left_out = overview.warning_without_gpu_work(trace)
-        answer["evidence"] = [left_out or "no work was recorded on a GPU", *_operators_without_cuda(trace)]
-        answer["next_steps"] = [f"capture the GPU's work, while a step runs on it: {advice.again(trace)}"]
+        answer["evidence"] = [left_out or "no work of a GPU was recorded", *_operators_without_cuda(trace)]
+        answer["next_steps"] = [f"capture while the GPU works on a step: {advice.again(trace)}"]
         if left_out:
             answer["next_steps"] = ["leave out the filters, or widen them"]
         return answer
@@ -107,7 +107,7 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
     if count < _FEW_OPERATIONS and judged["bottleneck"] != "not-enough-data":
         # Take the answer back, but keep what was found as evidence and as a doubt.
         holds = f"the trace holds {count_text(count, 'GPU operation')}"
-        doubt = f"{holds}, too few to judge a program by; alone they suggest {judged['bottleneck']}"
+        doubt = f"{holds}, too few to judge a program by; by these alone, the answer would be {judged['bottleneck']}"
         for key in ("bottleneck", "headline", "share_of_span", "total_ns", "confidence", "ties"):
             judged[key] = answer[key]
         judged["against"].insert(0, doubt)

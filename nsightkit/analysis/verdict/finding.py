@@ -202,7 +202,7 @@ def evidence(finding: Finding) -> Iterator[str]:
     busy_share = 1 - idle_share
     # Far more than the answer, which looks wrong beside the bars.
     if finding.is_idle and busy_share > 3 * finding.share:
-        yield f"The GPU is busy {share_text(busy_share)} of {whole}, but a loss of 5% or more is named first"
+        yield f"The GPU is busy {share_text(busy_share)} of {whole}, copies included, but losses from 5% on come first"
     takes = CAUSES[finding.name].takes
     times = f"{time_text(finding.time_ns)} of {time_text(account.span_ns)}"
     if len(account.devices) > 1:

@@ -249,7 +249,7 @@ def _losing_parts(account: Account, is_losing: np.ndarray) -> str:
             f"only the first {10 * count}% of the time loses much to it, "
             f"perhaps set-up (--time {begin_ms}ms: leaves it out)"
         )
-    return f"{len(is_losing) - count} of ten equal parts of the time lose little to it"
+    return f"in {len(is_losing) - count} of ten equal parts of the time, little is lost to it"
 
 
 # ---------------------------------------------------------------- how far from the bound
