@@ -10,11 +10,10 @@ parameters, never their name.
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Sequence
-from pathlib import Path
 
 from nsightkit.errors import UsageError
+from nsightkit.text import read_toml
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Configuration:
         return self.d_model // self.heads
 
 
-_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_TABLES = read_toml(__file__, "configurations")
 #: Ten configurations, each meant to have a different bottleneck.
 MATRIX = tuple(Configuration(**row) for row in _TABLES["matrix"])
 #: Controls for those of the ten that differ from the others in more than what they were chosen to show.

@@ -17,15 +17,13 @@ import math
 import os
 import re
 import textwrap
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, Self
 
 import pandas as pd
 
 from nsightkit.errors import plain
-from nsightkit.text import Json, bytes_text, digits, json_text, share_text, short_name, time_text
+from nsightkit.text import Json, bytes_text, digits, json_text, read_toml, share_text, short_name, time_text
 
 #: Rows that text and HTML show, unless more are asked for.
 SHOWN_ROWS = 20
@@ -162,7 +160,7 @@ _TEXT_UNITS = ("kernel", "kernels", "place", "evidence", "outlier", "word", "sen
 #: Units of names, which are shortened where a table is too wide; sentences are wrapped instead.
 _SHORTENED_UNITS = ("kernel", "place", "evidence")
 #: columns.toml: units and headings by column, and optional columns, which are hidden where no row has a value.
-_COLUMNS = tomllib.loads(Path(__file__).with_name("columns.toml").read_text(encoding="utf-8"))
+_COLUMNS = read_toml(__file__, "columns")
 #: The units in columns.toml, by column.
 _UNIT_OF = {name: unit for unit, names in _COLUMNS["units"].items() for name in names}
 #: The column of bars, which is drawn beside a share.

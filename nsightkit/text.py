@@ -1,4 +1,7 @@
-"""Text: JSON that is safe to print, amounts with their units, and names that are shortened or chosen by a pattern."""
+"""Text: TOML files beside modules, JSON that is safe to print, amounts with their units, and names.
+
+Names are shortened, or chosen by a pattern.
+"""
 
 # Nothing heavy is imported at the top: help and errors are made of text, too.
 
@@ -7,6 +10,8 @@ from __future__ import annotations
 import functools
 import json
 import re
+import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsightkit.errors import UsageError, is_visible, plain
@@ -18,6 +23,19 @@ if TYPE_CHECKING:
 
 # A JSON object.
 Json = dict[str, Any]
+
+
+def read_toml(module_file: str, name: str) -> Json:
+    """Read a TOML file that lies beside a module.
+
+    Parameters
+    ----------
+    module_file : str
+        The module's ``__file__``.
+    name : str
+        The TOML file's name, without its suffix.
+    """
+    return tomllib.loads(Path(module_file).with_name(f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def json_text(value: Any, *, indent: int | None = None, compact: bool = False) -> str:

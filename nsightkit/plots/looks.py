@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable
-from pathlib import Path
 
 from nsightkit.analysis.core.causes import CAUSES
 from nsightkit.errors import plain
+from nsightkit.text import read_toml
 
 BLUE = "#2f7fc1"
 VERMILION = "#d9690f"
@@ -18,7 +17,7 @@ RED = "#cf4446"
 GREY = "#7d8590"
 DARK_GREY = "#646c77"
 
-_LOOKS_FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_LOOKS_FILE = read_toml(__file__, "looks")
 #: Of kinds of work, the same in every figure that names them.
 CATEGORY_COLOURS: dict[str, str] = _LOOKS_FILE["categories"]
 CAUSE_COLOURS = {slug: cause.colour for slug, cause in CAUSES.items()}

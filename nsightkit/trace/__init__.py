@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from pathlib import Path
 
 from nsightkit.errors import AnyPath, TraceError, reading
+from nsightkit.text import read_toml
 from nsightkit.trace.model import GPU_TABLES, TABLES, Gpu, Source, Trace, TraceMeta
 
 __all__ = ["GPU_TABLES", "TABLES", "Gpu", "Trace", "TraceMeta", "caching", "kind_of", "load"]
@@ -33,7 +33,7 @@ _SOURCES = (
     "or a folder written by `nsightkit convert`"
 )
 #: Problem and remedy of each kind of file that is no trace.
-_REFUSED = tomllib.loads(Path(__file__).with_name("refused.toml").read_text(encoding="utf-8"))
+_REFUSED = read_toml(__file__, "refused")
 
 
 def load(path: AnyPath, *, cache: bool | None = None) -> Trace:
@@ -127,5 +127,5 @@ def _open_with_reader(path: Path, cache: bool) -> Source:
         if kind == "sqlite":
             return nsys.open_sqlite(path, cache=cache)
         return nsys.open_report(path, cache=cache)
-    refusal = _REFUSED.get(kind, _REFUSED["other"])
+    refusal = _REFUSED.get(kind) or _REFUSED["other"]
     raise TraceError(path, refusal["problem"], refusal["remedy"].format(name=path.name, sources=_SOURCES))

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import gc
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, Self, TypeVar
@@ -24,11 +23,11 @@ import pandas as pd
 from pandas.api.types import is_integer_dtype, is_string_dtype
 
 from nsightkit.errors import TraceError, reading
-from nsightkit.text import Json
+from nsightkit.text import Json, read_toml
 
 #: Pandas dtype of every column of every table. ``tables.toml`` says what each holds.
 TABLES: dict[str, dict[str, str]] = {}
-_MODEL = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
+_MODEL = read_toml(__file__, "tables")
 # A table has the columns of its kind of rows (`gpu` or `cpu`), then its own.
 for _table, _columns in _MODEL["tables"].items():
     TABLES[_table] = _MODEL["rows"][_columns.pop("rows")] | _columns

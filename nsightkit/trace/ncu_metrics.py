@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-import tomllib
-from pathlib import Path
 
 import msgspec
+
+from nsightkit.text import read_toml
 
 #: Chips the names were checked for, oldest first: V100, T4, A100, RTX 30, RTX 40, H100 and H200.
 CHIPS = ("gv100", "tu102", "ga100", "ga102", "ad102", "gh100")
@@ -75,7 +75,7 @@ class Stall:
     next_step: str = ""
 
 
-_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_TABLE = read_toml(__file__, "ncu_metrics")
 #: All metrics that have a name of ours; and the reasons why a warp does not issue.
 METRICS = msgspec.convert(_TABLE["metric"], tuple[Metric, ...])
 STALLS = msgspec.convert(_TABLE["stall"], tuple[Stall, ...])

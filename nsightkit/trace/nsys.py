@@ -8,7 +8,6 @@ nothing assumed. ``nsys.toml`` says which table and column is which of the trace
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.errors import TraceError
-from nsightkit.text import Json
+from nsightkit.text import Json, read_toml
 from nsightkit.trace.model import (
     EVENT_TABLES,
     GPU_TABLES,
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 #: ``nsys.toml``: which of the exporter's tables and columns are which of the trace model's.
-_SCHEMA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_SCHEMA = read_toml(__file__, "nsys")
 _SOURCES = _SCHEMA["sources"]
 #: Words for the numbers of the exporter's columns of enumerations.
 _LABELS = _SCHEMA["labels"]

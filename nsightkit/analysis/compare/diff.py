@@ -46,6 +46,7 @@ COLUMNS = (
 _NAME_COLUMNS = {
     "figures": ["name"],
     "kernels": ["name", "match", "category", "before_names", "after_names"],
+    "memops": ["name"],
     "ranges": ["name", "clock", "match"],
     "gaps": ["cause"],
 }
@@ -71,8 +72,8 @@ class Comparison(NamedTuple):
     least_ns : float
         The smallest change that matters.
     tables : dict of str to DataFrame
-        ``figures``, ``kernels``, ``ranges``, ``gaps``, the largest change first. :data:`COLUMNS` follow the columns
-        that name a row.
+        ``figures``, ``kernels``, ``memops``, ``ranges``, ``gaps``, the largest change first. :data:`COLUMNS` follow the
+        columns that name a row.
     """
 
     before: Sequence[Samples]
@@ -103,7 +104,7 @@ class Comparison(NamedTuple):
                 the largest first, each with its ``table``.
             ``unit``, ``before``, ``after``
                 What figures are of, and facts about each side.
-            ``figures``, ``kernels``, ``ranges``, ``gaps``
+            ``figures``, ``kernels``, ``memops`` (copies and memsets by kind), ``ranges``, ``gaps``
                 The tables, as lists of rows with :data:`COLUMNS`. ``before_count`` and ``before_total_ns`` are of the
                 whole capture, ``before_ns`` is the median over the steps, ``delta_ns`` the difference of the medians,
                 ``low_ns`` to ``high_ns`` the interval of the shift (95% for ``figures``, else 99%), ``change`` the

@@ -241,7 +241,11 @@ def sections(comparison: Row, top: int) -> Iterator[tuple[str, list[Json], int]]
         The table's title, the rows to show, and how many there are in all.
     """
     tables = {f"per {comparison['unit']}": comparison["figures"], "GPU idle, by cause": comparison["gaps"]}
-    for table, title in {"kernels": "Kernels", "ranges": "Ranges (# is any number)"}.items():
+    for table, title in {
+        "kernels": "Kernels",
+        "memops": "Copies and memsets",
+        "ranges": "Ranges (# is any number)",
+    }.items():
         tables[title] = [row for row in comparison["changes"] if row["table"] == table]
     for title, rows in tables.items():
         # Leave out what takes less on both sides than the smallest change that matters.

@@ -132,17 +132,19 @@ def tables(capture: Samples) -> dict[str, pd.DataFrame]:
     Returns
     -------
     dict of str to DataFrame
-        ``figures`` (times of the whole), ``kernels``, ``gaps`` (by cause), ``ranges CPU``, and ``ranges GPU``, as far
-        as they were recorded. Indexed by name, with ``count`` and ``total`` (ns) over the whole capture, and a column
-        for each step with the sum in it, in ns.
+        ``figures`` (times of the whole), ``kernels``, ``memops`` (by kind), ``gaps`` (by cause), ``ranges CPU``, and
+        ``ranges GPU``, as far as they were recorded. Indexed by name, with ``count`` and ``total`` (ns) over the whole
+        capture, and a column for each step with the sum in it, in ns.
     """
     trace = capture.trace
     windows = capture.windows
     result = {"figures": capture.figures}
+    for table, column in (("kernels", "name"), ("memops", "kind")):
+        if trace.recorded(table):
+            events = trace.table(table, [column, "duration_ns"])
+            step = steps.launched_in(trace, table, windows)
+            result[table] = _summed_by_name(windows, events[column], events["duration_ns"], step)
     if trace.recorded("kernels"):
-        kernels = trace.table("kernels", ["name", "duration_ns"])
-        step = steps.launched_in(trace, "kernels", windows)
-        result["kernels"] = _summed_by_name(windows, kernels["name"], kernels["duration_ns"], step)
         result["gaps"] = _idle_by_cause(capture)
     if trace.recorded("ranges"):
         instances = ranges.instances(trace)

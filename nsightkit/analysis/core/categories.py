@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
-from pathlib import Path
 
 import pandas as pd
 
-_FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+from nsightkit.text import read_toml
+
+_FILE = read_toml(__file__, "categories")
 #: Every category, in the order tables show them when times are equal.
 CATEGORIES: tuple[str, ...] = tuple(_FILE["categories"])
 #: Collectives on a CPU: PyTorch's annotations of Gloo, MPI and UCC.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
+
+from nsightkit.text import read_toml
 
 
 class Cause(NamedTuple):
@@ -44,7 +44,7 @@ class Cause(NamedTuple):
     change: str | None = None
 
 
-_FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_FILE = read_toml(__file__, "causes")
 
 
 def _causes(kind: str) -> list[Cause]:

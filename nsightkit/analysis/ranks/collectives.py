@@ -6,7 +6,6 @@ Waiting for late ranks needs the traces of several ranks: :mod:`nsightkit.analys
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -15,11 +14,11 @@ import pandas as pd
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.categories import CPU_COLLECTIVE, categorize
 from nsightkit.analysis.timeline.ranges import COLLECTIVE_RANGE
-from nsightkit.text import Json, matching
+from nsightkit.text import Json, matching, read_toml
 from nsightkit.trace.model import Trace, kept
 
 #: Kinds of collectives by parts of their names, and bytes of an element by its type.
-_NAMES = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes())
+_NAMES = read_toml(__file__, "collectives")
 #: Operators that only wait for a collective or for a stream, or only describe a collective.
 _WAITS = re.compile(r"^(c10d?::|_?c10d_functional::)?(barrier|wait(_tensor)?)$|^record_param_comms$|[Ss]ynchronize$")
 

@@ -33,10 +33,10 @@ import dataclasses
 import json
 import math
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
+
+from nsightkit.text import read_toml
 
 #: Bytes of an element by precision; ``tf32`` is a mode of the arithmetic, stored as fp32.
 BYTES_OF: Mapping[str, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
@@ -358,7 +358,7 @@ _RULES: Mapping[str, Callable[..., Operation]] = {
     "embedding": _embedding,
 }
 #: By operator: its ``rule``, and the keyword arguments of the rule's function.
-_OPERATORS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_OPERATORS = read_toml(__file__, "costs")
 #: FLOPs or bytes of one operator, beyond which a file is not to be believed.
 _LARGEST_COST = 1 << 52
 #: The end of ``add_``, which costs what ``add`` does; ``copy_`` has a separate entry.

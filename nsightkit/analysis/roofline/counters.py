@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 
 import pandas as pd
 
 from nsightkit.analysis.core.categories import category_of
 from nsightkit.errors import UsageError
-from nsightkit.text import Json, compiled, matching
+from nsightkit.text import Json, compiled, matching, read_toml
 from nsightkit.trace import ncu_metrics
 from nsightkit.trace.ncu import Report
 
@@ -50,7 +48,7 @@ _MATMUL_CATEGORIES = ("GEMM", "convolution", "attention", "Triton-fused", "other
 _METRICS = {metric.name: metric for metric in ncu_metrics.METRICS}
 
 #: What each question answers: ``text``, ``advice`` and what it ``cites``.
-_ANSWERS: dict[str, Json] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_ANSWERS: dict[str, Json] = read_toml(__file__, "counters")
 
 
 def classify(sm_pct: float, memory_pct: float) -> str:
