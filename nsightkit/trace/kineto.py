@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from nsightkit.errors import TraceError
-from nsightkit.text import Json
+from nsightkit.text import Json, short_name
 from nsightkit.trace.model import (
     EVENT_TABLES,
     GPU_TABLES,
@@ -414,6 +414,7 @@ class _Reader:
         self._path = path
         self._document = _Document()
         self._left_out_count = 0  # events
+        self._unread_counts = collections.Counter[str]()  # by category
         self._has_old_profiler = False
         self._has_whole_us_only = True  # old versions round times to µs, so a child may end after its parent
         self._thread_names: dict[int, str] = {}  # by code of the thread
@@ -448,6 +449,8 @@ class _Reader:
                     rows[table].append(event)
                 elif event.pid == _OLD_PROFILER:  # no category at all: the file is of a profiler that we do not read
                     self._has_old_profiler = True
+                else:
+                    self._unread_counts[event.cat] += 1
             elif event.ph == "M" and event.name == "thread_name":
                 thread = self._codes["thread"][event.pid, event.tid]
                 self._thread_names[thread] = _plain_text(event.args.name).strip()
@@ -559,6 +562,9 @@ class _Reader:
         # If calls launched kernels and no table of the GPU has a row, the profiler lost them.
         if "calls" in frames and frames.keys().isdisjoint(GPU_TABLES):
             notes = lost_work(frames["calls"]["name"])
+            for category, count in self._unread_counts.most_common(1):
+                events = f"{count:,} events of {short_name(category)}"
+                notes.append(f"{events} were not read: of accelerators only NVIDIA's and AMD's GPUs are known.")
         missing = _missing_tables(frames, is_lost=bool(notes))
         if self._has_whole_us_only and frames:
             notes.append(_WHOLE_US_NOTE)
