@@ -202,7 +202,8 @@ def evidence(finding: Finding) -> Iterator[str]:
     busy_share = 1 - idle_share
     # Far more than the answer, which looks wrong beside the bars.
     if finding.is_idle and busy_share > 3 * finding.share:
-        yield f"The GPU is busy {share_text(busy_share)} of {whole}, copies included, but losses from 5% on come first"
+        busy = f"{share_text(busy_share)} of {whole}"
+        yield f"The GPU is busy {busy}, copies included, but lost time is named first if it is 5% or more"
     takes = CAUSES[finding.name].takes
     times = f"{time_text(finding.time_ns)} of {time_text(account.span_ns)}"
     if len(account.devices) > 1:
