@@ -414,7 +414,7 @@ class _Reader:
         self._path = path
         self._document = _Document()
         self._left_out_count = 0  # events
-        self._unread_counts = collections.Counter[str]()  # by category
+        self._unread_counts = collections.Counter[str]()  # of events that belong to no table, by category
         self._has_old_profiler = False
         self._has_whole_us_only = True  # old versions round times to µs, so a child may end after its parent
         self._thread_names: dict[int, str] = {}  # by code of the thread
@@ -562,9 +562,10 @@ class _Reader:
         # If calls launched kernels and no table of the GPU has a row, the profiler lost them.
         if "calls" in frames and frames.keys().isdisjoint(GPU_TABLES):
             notes = lost_work(frames["calls"]["name"])
+            # A profiler of another accelerator files its work under a category of its own.
             for category, count in self._unread_counts.most_common(1):
                 events = f"{count:,} events of {short_name(category)}"
-                notes.append(f"{events} were not read: of accelerators only NVIDIA's and AMD's GPUs are known.")
+                notes.append(f"{events} were not read: perhaps an accelerator's, other than NVIDIA's and AMD's GPUs.")
         missing = _missing_tables(frames, is_lost=bool(notes))
         if self._has_whole_us_only and frames:
             notes.append(_WHOLE_US_NOTE)

@@ -121,7 +121,10 @@ class Source(Protocol):
     meta: TraceMeta
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
-        """Read columns of one table, named as in :data:`TABLES`; always the same rows in the same order."""
+        """Read columns of one table, named as in :data:`TABLES`; always the same rows in the same order.
+
+        A table that was not recorded has no rows, and a column that is unknown has its neutral value.
+        """
 
     def first_ns(self) -> int:
         """Return the start of the earliest event of any table in :data:`EVENT_TABLES`, on the source's clock."""

@@ -85,10 +85,8 @@ class Sweep(Workload):
             backend = "aot_eager"
             if self.device.type == "cuda":
                 backend = "inductor"
-            # fullgraph: PyTorch keeps 8 compiled versions of a function; at a ninth size it fails, instead of running
-            # uncompiled.
+            # fullgraph: what cannot be compiled whole fails, instead of running in part uncompiled.
             self.attend = torch.compile(naive_attention, fullgraph=True, dynamic=False, backend=backend)
-            self.callback(torch._dynamo.reset)  # when the workload is closed: the next one may compile other sizes
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Measure all sizes, the narrowest first, each at growing context.
@@ -118,6 +116,8 @@ class Sweep(Workload):
                         cell = {"status": "unsupported"}
                     yield row | cell
                     self._free_memory()
+                if config.implementation == "naive-compiled":
+                    torch._dynamo.reset()  # PyTorch keeps 8 compiled versions of a function, and each size is one
 
     def inputs(self, d_model: int, context: int) -> list[Tensor]:
         """Draw q, k and v, which require gradients, and the gradient of the output.

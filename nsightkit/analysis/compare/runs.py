@@ -87,7 +87,7 @@ def read(
     opened : callable
         Opens a trace and selects from it, given the path.
     match, selection : str, optional
-        As :func:`of_trace` takes them; for a trace only.
+        As :func:`of_trace` takes them; for a trace only. `selection` is the wording of what `opened` selects.
 
     Returns
     -------

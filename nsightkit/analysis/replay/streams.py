@@ -132,7 +132,8 @@ def read(program: Program) -> Streams:
     is_binding = (apart_ns <= _AFTER_NS) & (start[waiting] > explained[waiting] + _LATE_NS)
     across_ns = median(apart_ns[is_binding], otherwise=_ACROSS_NS)
     np.maximum.at(explained, waiting, program.end[awaited] + across_ns)
-    # A delay that nothing explains comes from work outside the recording: it stays the same in any replay.
+    # A delay that nothing explains comes from work outside the recording: it stays the same in any replay. What opens a
+    # stream without a recorded launch has none: it is `ready` at its recorded start.
     late_ns = np.where(is_first & ~program.has_launch, 0, start - explained)
     is_held = late_ns > UNEXPLAINED_NS
     return Streams(
