@@ -31,6 +31,11 @@ def test_implementations_agree(implementation: str) -> None:
         torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_more_sizes_than_pytorch_keeps_compiled() -> None:
+    with sweep("naive-compiled", context=range(4, 13)) as work:
+        list(work.rows())  # an error at the ninth size, unless each is compiled anew
+
+
 def test_bf16_is_bf16_throughout() -> None:
     assert {tensor.dtype for tensor in values("naive", "bf16")} == {torch.bfloat16}
 
