@@ -510,8 +510,8 @@ def _fact_columns(facts: Sequence[Fact], width: int) -> Columns:
     """Lay facts out as three columns: labels, values, and shares with bars as long as the line has room for."""
     labels = [plain(fact.label) for fact in facts]
     values = [plain(fact.value) for fact in facts]
-    # 13: a share of 7 characters and the blanks around it.
-    bar_cells = min(width - max(map(len, labels)) - max(map(len, values)) - 13, _LONG_BAR)
+    # 13: a share of 7 characters, a blank behind it, and the blanks around the columns.
+    bar_cells = min(max(width - max(map(len, labels)) - max(map(len, values)) - 13, 0), _LONG_BAR)
     shares = [""] * len(facts)
     for number, fact in enumerate(facts):
         if fact.share is not None:

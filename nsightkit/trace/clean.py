@@ -119,7 +119,7 @@ _ENVIRONMENT_ENTRY = re.compile(r"(?:^|\0)[A-Za-z_]\w*=")
 #: Only a text with one of these is searched, which saves time. It also leaves alone an ambiguous word and a value with
 #: only a blank between them: mostly that is a name, such as the range "token embedding_layer_1".
 _HINTS = re.compile(
-    r"[@/\\=:]|--|\d\.\d|ip-|eyJ|AIza|A[KS]IA[A-Z0-9]|[a-z\d]_[A-Za-z0-9]{20}|-[\w-]{10}|(?i:bearer)"
+    r"[@/\\=:]|--|\d\.\d|ip-|eyJ|AIza|A[KS]IA[A-Z0-9]|[a-z\d]_[A-Za-z0-9]{20}|-[\w-]{10}|(?i:bearer|basic )"
     rf"|\.(?:internal|corp|lan|local)|-[\w-]*(?i:{SENSITIVE_NAMES}) "
 )
 

@@ -245,8 +245,9 @@ def _decode_trace(path: Path) -> Source:
 # --- from the file to JSON documents -------------------------------------------------------------------------------
 
 _EVENTS_START = re.compile(rb'"traceEvents"\s*:\s*\[')
-#: All up to the last comma between two objects that begin like events; they may also be nested in `args`.
-_COMPLETE_EVENTS = re.compile(rb'(?s)(.*\})\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|id|args|s|bp)"\s*:)')
+#: All up to the last comma between two objects that begin like events; they may also be nested in `args`. The list of
+#: devices is not cut: its objects begin with "id".
+_COMPLETE_EVENTS = re.compile(rb'(?s)(.*\})\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|s|bp)"\s*:)')
 _DOCUMENT_START = b'{"traceEvents":['
 _JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 

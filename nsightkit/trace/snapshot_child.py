@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 _Row = Mapping[str, Any]
 _Columns = dict[str, Any]
 #: No address, size or time in microseconds reaches it.
-_NUMBER_LIMIT = 1 << 52
+_NUMBER_LIMIT = 4_000_000_000_000_000
 
 
 #: Columns of whole numbers: PyTorch's name of each, and what stands for a missing value (None: it is an error).

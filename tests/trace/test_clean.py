@@ -69,6 +69,7 @@ SECRETS = (
     (f"'aws_secret_access_key': '{WORD}'", WORD),
     (f"https://host/x?token={TOKENS[2]}&y=1", TOKENS[2]),
     (f"Authorization: Bearer {TOKENS[5]}", TOKENS[5]),
+    ("Basic dXNlcjpwYXNzd29yZA", "dXNlcjpwYXNzd29yZA"),
     (f"https://{USER}:{WORD}@example.com/x", USER, WORD),
     (f"postgresql://app:{WORD}@db.internal:5432/x", WORD),
     ("-----BEGIN RSA PRIVATE KEY-----\nMIIEplanted0\n-----END RSA PRIVATE KEY-----", "MIIEplanted0"),

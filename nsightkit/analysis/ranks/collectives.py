@@ -23,7 +23,7 @@ _NAMES = read_toml(__file__, "collectives")
 _WAITS = re.compile(r"^(c10d?::|_?c10d_functional::)?(barrier|wait(_tensor)?)$|^record_param_comms$|[Ss]ynchronize$")
 
 #: A larger count in a description is taken for damage; up to here, bytes and their sums fit 64 bits.
-_LARGEST_COUNT = 1 << 56
+_LARGEST_COUNT = 70_000_000_000_000_000
 _TEXT_COLUMNS = ("where", "kind", "group", "ranks")
 _NUMBER_COLUMNS = ("device", "start_ns", "end_ns", "group_size", "sequence", "bytes")
 _WORK_COLUMNS = ["device", "start_ns", "end_ns", "name"]

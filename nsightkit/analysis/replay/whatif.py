@@ -302,7 +302,10 @@ def _overlap_copies(schedule: Schedule, change: Change) -> None:
     calls = program.calls
     kinds = program.trace.whole.table("memops", ["kind"])["kind"]
     host_copies = np.flatnonzero(~kinds.isin(["memset", "DtoD"]))  # what the device does by itself stays
-    is_copy = (program.table == GPU_TABLES.index("memops")) & np.isin(program.row, host_copies)
+    events = program.events
+    is_host_copy = (events["table"] == GPU_TABLES.index("memops")) & events["row"].isin(host_copies)
+    # All that a call launched has to be copies: a graph may begin with one, and its kernels stay.
+    is_copy = is_host_copy.groupby(events["operation"]).all().to_numpy()
     for thread in program.threads.tolist():
         staging_call = program.launch_row[program.is_staged_copy & is_copy & (program.launch_thread == thread)]
         # Its call takes no longer than any launch.

@@ -360,7 +360,7 @@ _RULES: Mapping[str, Callable[..., Operation]] = {
 #: By operator: its ``rule``, and the keyword arguments of the rule's function.
 _OPERATORS = read_toml(__file__, "costs")
 #: FLOPs or bytes of one operator, beyond which a file is not to be believed.
-_LARGEST_COST = 1 << 52
+_LARGEST_COST = 4_000_000_000_000_000
 #: The end of ``add_``, which costs what ``add`` does; ``copy_`` has a separate entry.
 _IN_PLACE_SUFFIX = re.compile(r"(?<!^copy)_$")
 
