@@ -559,7 +559,7 @@ def rank_lateness(arrivals: pd.DataFrame, late_ns: pd.Series, *, title: str) -> 
     axes.set(ylim=(len(ranks) - 0.5, -0.5), xlabel=f"delay behind the median rank, per step ({unit})")
     axes.grid(axis="y", color=DARK_GREY, alpha=0.15)
     style.legend(figure, 2)
-    return style.described(figure, f"{title}, dots, one a step; medians: {spoken(pairs)}.")
+    return style.described(figure, f"{title}, one dot per step; medians: {spoken(pairs)}.")
 
 
 def rank_arrivals(arrivals: pd.DataFrame, *, title: str) -> Figure:

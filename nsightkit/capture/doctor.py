@@ -12,7 +12,7 @@ from nsightkit.capture.nsys import importer
 from nsightkit.errors import NsightkitError
 from nsightkit.trace.programs import LIBRARIES, NCU, NSYS, Tool, dotted, environment, output_of
 
-#: Status, what was found, and remedy: as the columns of :func:`report`.
+#: Status, what was found, and remedy: as the columns of :func:`check_machine`.
 _Finding = tuple[str, str, str]
 
 #: The bits of CAP_SYS_ADMIN and CAP_PERFMON: the driver asks for either, which root of a container mostly lacks.

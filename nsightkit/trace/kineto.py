@@ -246,7 +246,7 @@ def _decode_trace(path: Path) -> Source:
 
 _EVENTS_START = re.compile(rb'"traceEvents"\s*:\s*\[')
 #: All up to the last comma between two objects that begin like events; they may also be nested in `args`. The list of
-#: devices is not cut: its objects begin with "id".
+#: devices is not cut: the first key of its objects is "id".
 _COMPLETE_EVENTS = re.compile(rb'(?s)(.*\})\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|s|bp)"\s*:)')
 _DOCUMENT_START = b'{"traceEvents":['
 _JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -563,7 +563,7 @@ class _Reader:
         # If calls launched kernels and no table of the GPU has a row, the profiler lost them.
         if "calls" in frames and frames.keys().isdisjoint(GPU_TABLES):
             notes = lost_work(frames["calls"]["name"])
-            # A profiler of another accelerator files its work under a category of its own.
+            # The profiler of another accelerator has a separate category for its work. It counts as lost, too.
             for category, count in self._unread_counts.most_common(1):
                 events = f"{count:,} events of {short_name(category)}"
                 notes.append(f"{events} were not read: perhaps an accelerator's, other than NVIDIA's and AMD's GPUs.")

@@ -1,8 +1,8 @@
 """The gain of a change: the recorded run, replayed with it.
 
-Each change removes exactly the time that one cause names. The run does not gain all of that time: something else may
-hold it up next. So the whole schedule is replayed (:mod:`nsightkit.analysis.replay`), and the answer carries the error
-of the unchanged replay. Above 5% nothing is predicted.
+Each change removes exactly the time that one cause names. The run does not gain all of that time, since another cause
+may then delay it. So the whole schedule is replayed (:mod:`nsightkit.analysis.replay`), and the answer carries the
+error of the unchanged replay. Above 5% nothing is predicted.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ def _overlap_copies(schedule: Schedule, change: Change) -> None:
     host_copies = np.flatnonzero(~kinds.isin(["memset", "DtoD"]))  # what the device does by itself stays
     events = program.events
     is_host_copy = (events["table"] == GPU_TABLES.index("memops")) & events["row"].isin(host_copies)
-    # All that a call launched has to be copies: a graph may begin with one, and its kernels stay.
+    # Only calls that launched nothing but copies: if the first node of a graph is a copy, the graph still stays.
     is_copy = is_host_copy.groupby(events["operation"]).all().to_numpy()
     for thread in program.threads.tolist():
         staging_call = program.launch_row[program.is_staged_copy & is_copy & (program.launch_thread == thread)]

@@ -121,8 +121,8 @@ def attention_cost(
     kv_heads = heads if kv_heads is None else kv_heads
     scores = context * keys
     if causal:
-        # The queries are the last positions: all see every key before these, and half of their own square of scores. A
-        # single query sees every key.
+        # The queries are the last positions: each sees all keys before these, and on average half of the keys at these
+        # positions. A single query sees every key.
         scores = context * (keys - context) + max(context * context // 2, 1)
     flops = 4 * batch * heads * d_head * scores
     # Queries, the result, keys and values.
@@ -325,9 +325,9 @@ def _convolution_passes(arguments: _Arguments, image: int, result_elements: int,
 def _elementwise(arguments: _Arguments, inputs: int, flops: int, writes: int = 1, widens: int = -1) -> Operation:
     """Read the first `inputs` arguments once, do `flops` per element, and write a result of the largest shape.
 
-    Scalars among them cost nothing. With ``writes=0`` the result is left out: it is one of the inputs, or that of a
-    reduction, whose size depends on values that may not be recorded. The argument `widens`, where there is one (not
-    -1), is a flag: bf16 and fp16 tensors give a result in fp32.
+    Scalars among them cost nothing. With ``writes=0`` the result is left out: it is one of the inputs, or a
+    reduction's result, whose size depends on values that may not be recorded. The argument `widens`, where there is one
+    (not -1), is a flag: bf16 and fp16 tensors give a result in fp32.
     """
     tensors = list(range(inputs))
     if writes:  # operators that write no new result (costs.toml) take no scalars

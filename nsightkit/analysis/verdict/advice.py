@@ -29,7 +29,7 @@ _CAPTURE = {
 _GOOD_RATE = 0.8
 #: A program is compiled if compiled regions take this part of its time, or their kernels this part of the kernels'.
 _COMPILED_SHARE = 0.05
-#: A change that saves so many times the time of its own cause also shortens the time of others.
+#: A change that saves so many times the time of the cause that it removes also shortens the time of other causes.
 _MORE_THAN_ITS_OWN = 1.2
 #: Ranges and kernels that a compiler made.
 _COMPILED = re.compile(r"^triton_|Torch-Compiled Region|CompiledFxGraph|inductor")
@@ -219,7 +219,7 @@ def _more_parallelism(finding: Finding) -> Iterator[str]:
     for is_wasteful, advice in ((has_few_blocks, _FEW_BLOCKS), (is_below_warp, _BELOW_WARP)):
         wasteful_ns = kernels.loc[is_wasteful, "duration_ns"].sum()
         if 2 * wasteful_ns > kernels_ns:
-            yield f"{share_text(wasteful_ns / kernels_ns)} of the kernel time is in {advice}"
+            yield f"{share_text(wasteful_ns / kernels_ns)} of these kernels' time is in {advice}"
 
 
 def _faster_kernels(finding: Finding) -> Iterator[str]:
