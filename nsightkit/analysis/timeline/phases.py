@@ -38,8 +38,9 @@ def summary(trace: Trace, match: str = PHASES, rule: Rule = "window") -> pd.Data
     -------
     DataFrame
         ``phase, count, cpu_ns, gpu_ns, kernel_count, share_of_busy, rule``: the phases by falling ``gpu_ns``, then
-        ``(unattributed)``. ``cpu_ns`` sums to the length of the steps (:func:`nsightkit.analysis.timeline.steps.find`),
-        NA in the last row where the trace has none; the GPU columns are NA where none was recorded.
+        ``(unattributed)``. ``cpu_ns`` sums to the length of the steps (:func:`nsightkit.analysis.timeline.steps.find`)
+        where one thread opens phases, all within steps; NA in the last row of a trace without steps. The GPU columns
+        are NA where no GPU work was recorded.
 
     Raises
     ------
@@ -69,16 +70,20 @@ def summary(trace: Trace, match: str = PHASES, rule: Rule = "window") -> pd.Data
 
 
 def _outside_phases_ns(trace: Trace, phases: pd.DataFrame) -> int | None:
-    """Measure the steps' CPU time outside of phases; None without steps."""
+    """Measure the steps' time in which no phase is open; None without steps."""
     windows = steps.find(trace)
     if windows.empty:
         return None
-    inside_ns = intervals.Coverage(windows["start_ns"], windows["end_ns"]).of(phases["start_ns"], phases["end_ns"])
+    # Their union, as phases of several threads may be open at once.
+    inside_ns = intervals.Coverage(phases["start_ns"], phases["end_ns"]).of(windows["start_ns"], windows["end_ns"])
     return int((windows["end_ns"] - windows["start_ns"]).sum()) - int(inside_ns.sum())
 
 
 def _gpu_work(trace: Trace, phases: pd.DataFrame, rule: Rule) -> pd.DataFrame:
-    """Sum busy time and kernels of each phase and of `UNATTRIBUTED`: ``gpu_ns`` and ``kernel_count`` by name."""
+    """Sum busy time and kernels of each phase and of `UNATTRIBUTED`: ``gpu_ns`` and ``kernel_count`` by name.
+
+    A moment with several operations of a device counts for the first of them to start.
+    """
     ops = intervals.gpu_intervals(trace)
     launch = intervals.launches_of(trace, ops["table"], ops["row"])
     has_launch = launch >= 0
