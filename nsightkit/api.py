@@ -44,7 +44,7 @@ class Trace(model.Trace):
     # -- filters
 
     def device(self, number: int) -> Trace:
-        """Select the GPU operations of one device."""
+        """Select the GPU operations of one device; what the CPU did stays."""
         return select(self, device=number)
 
     def within(self, name: str) -> Trace:
@@ -52,11 +52,14 @@ class Trace(model.Trace):
         return select(self, within=name)
 
     def time(self, begin_ns: int | None = None, end_ns: int | None = None) -> Trace:
-        """Select the events that start in a window of the trace's clock, in ns; None leaves that side open."""
+        """Select the events that start at `begin_ns` or later and before `end_ns`; None leaves that side open.
+
+        Times are on the trace's clock, which begins with its first event.
+        """
         return select(self, time_ns=(begin_ns, end_ns))
 
     def last_steps(self, count: int) -> Trace:
-        """Select the last `count` steps."""
+        """Select what was launched, and what the CPU did, in the last `count` steps."""
         return select(self, last_steps=count)
 
     # -- a file to share
@@ -70,6 +73,11 @@ class Trace(model.Trace):
             The page.
         overwrite : bool
             Replace an existing file.
+
+        Returns
+        -------
+        Path
+            The page, as in `out`.
         """
         from nsightkit import report as page
 
@@ -101,7 +109,7 @@ def load(path: AnyPath, *, cache: bool | None = None) -> Trace:
 def diff(before: Trace | AnyPath, after: Trace | AnyPath, **options: Any) -> Diff:
     """Compare two captures, and separate changes from noise.
 
-    As the question of the same name, but a path is opened, too.
+    As :func:`nsightkit.questions.diff`, which takes only traces; here a path is opened.
 
     Parameters
     ----------

@@ -40,8 +40,8 @@ def html(answer: Json, title: str = "", *, unfolded: bool = False) -> str:
         Show evidence and doubts at once.
     """
     confidence = confidence_text(answer["confidence"], answer["ties"])
-    return _template().render(
-        answer=answer, confidence=confidence, title=title, unfolded=unfolded, bar=list(_bar(answer))
+    return _card_template().render(
+        answer=answer, confidence=confidence, title=title, unfolded=unfolded, bar=list(_bar_segments(answer))
     )
 
 
@@ -52,7 +52,7 @@ def css() -> str:
 
 
 @functools.cache
-def _template() -> Template:
+def _card_template() -> Template:
     """Load card.html as a template that makes all text printable."""
     return jinja_environment("nsightkit", plain).get_template("card.html")
 
@@ -79,8 +79,11 @@ def jinja_environment(package: str, finalize: Callable[[Any], object]) -> Enviro
     return jinja
 
 
-def _bar(answer: Json) -> Iterator[Segment]:
-    """Divide the time into segments of one bar; each moment of each device counts once."""
+def _bar_segments(answer: Json) -> Iterator[Segment]:
+    """Divide the time into segments of one bar: what kept the GPU busy, then what time was lost to.
+
+    Each moment of each device counts once, so the shares sum to 1 at most.
+    """
     left_pct = 0.0
     for part in [*answer["busy"], *answer["candidates"]]:
         cause = CAUSES[part["bottleneck"]]

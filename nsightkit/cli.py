@@ -75,22 +75,23 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser_of(command: Command) -> _Parser:
-    """Make a command's parser, with the options that all commands share."""
+    """Make a command's parser, with the options that all commands but ``mcp`` share."""
     name = command.name
     parser = _Parser(
         prog=f"nsightkit {name}",
-        description=command.help.replace("%", "%%"),
+        description=command.help.replace("%", "%%"),  # argparse formats it with %
         formatter_class=_Help,
         allow_abbrev=False,
     )
     if name.startswith("capture"):
         tool = name.removeprefix("capture ")
+        # nsys and ncu get the options that are not ours; PyTorch's profiler has no command line.
         tool_options = "" if tool == "torch" else f" [{tool.upper()} OPTIONS]"
         parser.usage = f"nsightkit {name} [options]{tool_options} -- COMMAND..."
     filters = parser.add_argument_group("filters")
     for option in command.options:
         _add_option(filters if option in _FILTERS else parser, option)
-    if name != "mcp":
+    if name != "mcp":  # which prints no answer
         about_format = "Text for people (the default), CSV of a table, or JSON."
         parser.add_argument("-f", "--format", choices=get_args(Format), default="text", help=about_format)
         about_cache = "Neither write nor read the cache of large traces."
@@ -99,9 +100,10 @@ def _parser_of(command: Command) -> _Parser:
 
 
 def _add_option(parser: argparse._ActionsContainer, option: Option) -> None:
-    """Add an option, or a positional argument, to a parser or to a group of one."""
+    """Add an option, or a positional argument, to a parser or to a group of one; a list that is not given is empty."""
     help_text = option.help.replace("%", "%%")  # argparse formats help with %
     is_required = option.default is REQUIRED
+    # Nor is a default of 0 written, which equals False.
     if option.default not in (None, False, REQUIRED, ()) and "Default" not in help_text:
         help_text = f"{help_text.removesuffix('.')} (default: {option.default})."
     settings: dict[str, Any] = {"help": help_text, "default": option.default}
@@ -112,10 +114,8 @@ def _add_option(parser: argparse._ActionsContainer, option: Option) -> None:
     elif option.choices:
         settings["choices"] = option.choices
     else:
-        settings["type"] = option.kind
+        settings["type"] = integer if option.kind is int else option.kind
         settings["metavar"] = option.metavar
-    if option.kind is int:
-        settings["type"] = integer
     if option.is_positional:
         parser.add_argument(option.name, nargs=_NARGS[option.is_list, is_required], **settings)
         return
@@ -127,7 +127,7 @@ def _add_option(parser: argparse._ActionsContainer, option: Option) -> None:
 
 
 def integer(text: str) -> int:
-    """Read an integer that is not negative; argparse names this function in its error."""
+    """Read an integer that is not negative; argparse's error for other text has this function's name in it."""
     number = int(text)
     if number < 0:
         raise argparse.ArgumentTypeError(f"{number} is below 0")
@@ -145,7 +145,7 @@ def help_of(name: str) -> str:
     return _parser_of(COMMANDS[name]).format_help()
 
 
-def _overview(panels: Mapping[str, Sequence[Command]]) -> str:
+def _commands_overview(panels: Mapping[str, Sequence[Command]]) -> str:
     """List commands below the heading of their panel, each with its help in a sentence."""
     lines = [*textwrap.wrap(_ABOUT, 100, break_on_hyphens=False), "", "usage: nsightkit COMMAND [options]"]
     for panel, commands_shown in panels.items():
@@ -169,6 +169,11 @@ def write(result: Table | Record | str, form: Format = "text") -> None:
     result : Table, Record or str
         Text goes out as it is.
     form : {"text", "csv", "json"}
+
+    Raises
+    ------
+    UsageError
+        CSV is asked for of an answer that is no table, or stdout cannot be written.
     """
     if isinstance(result, str):
         text = result
@@ -191,7 +196,7 @@ def write(result: Table | Record | str, form: Format = "text") -> None:
 
 
 def _text_for_stdout(result: Table | Record) -> str:
-    """Fit an answer to the terminal; a pipe or a log gets lines of one width."""
+    """Fit an answer to the terminal; a pipe or a log gets lines as wide as $COLUMNS or, without it, the default."""
     if sys.stdout.isatty():
         return result.text(shutil.get_terminal_size().columns)
     width = os.environ.get("COLUMNS", "")
@@ -209,7 +214,10 @@ def discard_stdout() -> None:
 
 
 def _parse_words(command: Command, words: list[str]) -> dict[str, Any]:
-    """Parse what follows a command's name; gives the values of its options and arguments by name."""
+    """Parse what follows a command's name; gives the values of its options and arguments by name.
+
+    Those of a capture are ours, then ``tool_args``, options that we do not know, and ``program``, all after the ``--``.
+    """
     parser = _parser_of(command)
     if not command.name.startswith("capture"):
         # Only parse_intermixed_args takes arguments between options, and only parse_args takes all that follows "--" as
@@ -229,7 +237,7 @@ def _parse_words(command: Command, words: list[str]) -> dict[str, Any]:
 def _run_command(words: Sequence[str]) -> int:
     """Run the command that the words of a command line call, print its answer, and return the exit code."""
     if not words or words[0] in ("-h", "--help"):
-        write(_overview(_COMMANDS_OF_PANEL))
+        write(_commands_overview(_COMMANDS_OF_PANEL))
         return 0
     if words[0] == "--version":
         write(f"nsightkit {__version__}\n")
@@ -239,7 +247,7 @@ def _run_command(words: Sequence[str]) -> int:
     if name == "capture":
         if not rest or rest[0] in ("-h", "--help"):
             captures = _COMMANDS_OF_PANEL["Capture"][1:]  # without `doctor`
-            write(_overview({"Capture": captures}))
+            write(_commands_overview({"Capture": captures}))
             return 0
         name = f"capture {rest.pop(0)}"
     if name not in COMMANDS:
@@ -274,8 +282,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0 when all is well, 1 when a check failed, 2 on bad input or usage, 3 on a bug in nsightkit, 130
-        when interrupted. What went wrong is one line on stderr; ``NSIGHTKIT_DEBUG=1`` adds the traceback.
+        0 when all is well, 1 when a check failed, 2 on bad input or usage or where a check or a benchmark has no
+        result, 3 on a bug in nsightkit, 130 when interrupted. What went wrong is one line on stderr;
+        ``NSIGHTKIT_DEBUG=1`` adds the traceback.
     """
     try:
         return _run_command(sys.argv[1:] if arguments is None else arguments)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def _require_free(out: Path, overwrite: bool, traces: "list[Path]", is_folder: bool = False) -> None:
-    """Refuse an output, before anything is read, that exists already or is one of the traces themselves."""
+    """Refuse an output, before anything is read, that is one of the traces, or that exists and may not be replaced."""
     from nsightkit.trace import files, store
 
     if any(files.is_same(out, trace) for trace in traces):
@@ -80,27 +80,27 @@ def check(
         Ranges to treat as steps. Default: ranges that are named like steps.
     """
     from nsightkit.analysis.compare import baseline as baselines
-    from nsightkit.analysis.compare import runs as metrics
     from nsightkit.analysis.compare.check import compare
+    from nsightkit.analysis.compare.runs import read as read_run
     from nsightkit.records import Check
 
     baseline_file = options_of_baseline.baseline
     writes = options_of_baseline.update or options_of_baseline.add
     baseline = None
-    if baseline_file.exists() or not writes:
+    if baseline_file.exists() or not writes:  # to read one that is absent is an error
         baseline = baselines.read(baseline_file)
     words = selection.words  # a new list
     if match is not None:
         words.append(f"--match {match}")
-    filters = " ".join(words) or None
+    selection_text = " ".join(words) or None
     open_part = functools.partial(opened, selection=selection)
     runs = []
     for file in files:
-        runs.append(metrics.read(file, opened=open_part, match=match, selection=filters))
+        runs.append(read_run(file, opened=open_part, match=match, selection=selection_text))
         open_once.cache_clear()  # only a run's figures are needed from here on
     if writes:
         baseline = baselines.make(runs, baseline, add=options_of_baseline.add)
-    assert baseline is not None
+    assert baseline is not None  # for the type checker: it was read, or made
     comparison = compare(baseline, runs, tolerance)
     answer = Check.of(comparison | {"baseline": str(baseline_file), "written": writes})
     if writes:  # these runs are in the new baseline, so it does not judge them
@@ -145,9 +145,7 @@ def ranks(
         workers,
         progress=lambda done, total: progress(f"{done} of {total} ranks"),
     )
-    source = f"{len(traces)} traces"
-    if len(traces) == 1:
-        source = traces[0].name
+    source = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
     return Ranks.of(job, source, top)
 
 
@@ -196,7 +194,7 @@ def convert(selection: Selection, trace: Path, out: Path, *, overwrite: bool = F
         store.write(part, out, overwrite=overwrite)
         files = list(out.iterdir())
     size = sum(file.stat().st_size for file in files)
-    return _written({"trace": str(trace), "out": str(out), "bytes": size}, [part])
+    return _written_answer({"trace": str(trace), "out": str(out), "bytes": size}, [part])
 
 
 def report(selection: Selection, traces: list[Path], *, output: Path, overwrite: bool = False) -> "Written":
@@ -219,11 +217,11 @@ def report(selection: Selection, traces: list[Path], *, output: Path, overwrite:
     parts = [opened(path, selection) for path in traces]
     progress(f"writing {output.name}")
     size = page.write(page.labelled(parts), output, selection=" ".join(selection.words), overwrite=overwrite)
-    return _written({"traces": [str(path) for path in traces], "out": str(output), "bytes": size}, parts)
+    return _written_answer({"traces": [str(path) for path in traces], "out": str(output), "bytes": size}, parts)
 
 
-def _written(document: "dict[str, Any]", traces: "list[Trace]") -> "Written":
-    """Answer with the file that was written, and with remarks on what was left out of it as private."""
+def _written_answer(document: "dict[str, Any]", traces: "list[Trace]") -> "Written":
+    """Answer with the file that was written, ``document["out"]``, and what was left out of these traces as private."""
     from nsightkit.records import Written
     from nsightkit.table import About
     from nsightkit.trace.clean import removed_by_cleaning
@@ -415,7 +413,8 @@ def bench(
 def _configuration_names(model: Model, device: str | None) -> list[str]:
     """List the names of the configurations to measure: those of the options, else one that suits the device.
 
-    On a CPU that is "smoke", which ends in seconds; steps of "small" take long there.
+    On a CPU that is "smoke", which ends in seconds; steps of "small" take long there. `device` is cpu, cuda or cuda:N;
+    None is a GPU if there is one.
     """
     from nsightkit import configurations
     from nsightkit.capture.children import has_gpu
@@ -455,6 +454,7 @@ def capture_nsys(recording: Recording, tool_args: "Sequence[str]", program: "Seq
     """Run a program under Nsight Systems; other options before the -- go to nsys."""
     from nsightkit.capture import nsys
 
+    # `vars`: output, timeout_s and overwrite.
     return _capture_answer(nsys.profile(program, nsys_args=tool_args, **vars(recording)))
 
 
@@ -462,6 +462,7 @@ def capture_ncu(recording: Recording, tool_args: "Sequence[str]", program: "Sequ
     """Run a program under Nsight Compute; other options before the -- go to ncu."""
     from nsightkit.capture import ncu
 
+    # `vars`: output, timeout_s and overwrite.
     return _capture_answer(ncu.profile(program, ncu_args=tool_args, **vars(recording)))
 
 
@@ -479,6 +480,7 @@ def capture_torch(
     """
     from nsightkit.capture import torch_profiler
 
+    # `vars`: output, timeout_s and overwrite.
     options = {"record_shapes": record_shapes, "with_stack": with_stack, **vars(recording)}
     return _capture_answer(torch_profiler.profile_command(program, **options))
 

@@ -56,6 +56,7 @@ class TraceError(NsightkitError):
         super().__init__(f"{self.path}: {problem}; {remedy}")
 
     def __reduce__(self) -> tuple[type[TraceError], tuple[str, str, str]]:
+        # Worker processes send errors back: by default, pickle would pass the whole message as the only argument.
         return type(self), (self.path, self.problem, self.remedy)
 
 
@@ -88,7 +89,7 @@ def reading(
     Parameters
     ----------
     path : path-like, optional
-        What is read.
+        What is read; None for a trace without a file.
     problem, remedy : str
         As in :class:`TraceError`; the exception's own words are added to `problem` in parentheses. Errors of the
         operating system get their own problem and remedy.
@@ -98,7 +99,7 @@ def reading(
     except (NsightkitError, MemoryError):
         raise
     except Exception as error:
-        if _is_of_a_full_disk(error):  # the cache's fault, not the file's: the writer names the place
+        if _is_of_a_full_disk(error):  # reading writes a cache or an export: the file is not at fault
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
         if isinstance(error, FileNotFoundError):
             problem = "no such file"
@@ -208,7 +209,7 @@ def note(text: str) -> None:
 
 
 def progress(text: str) -> None:
-    """Show on a terminal's stderr what is being done, in place of what was shown before.
+    """Show on a terminal's stderr what is being done, in place of what was shown before; nothing on other stderr.
 
     Parameters
     ----------
@@ -217,4 +218,5 @@ def progress(text: str) -> None:
     """
     if sys.stderr.isatty():
         room = shutil.get_terminal_size().columns - 1
+        # To the beginning of the line, which is erased.
         print(f"\r\x1b[2K{plain(text)[:room]}", end="", file=sys.stderr, flush=True)

@@ -31,7 +31,9 @@ class Peak(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clock_mhz : int or None
         Clock the rate is quoted at.
     accumulate : {"fp32", "fp16"}
+        Precision of the sums.
     source : str
+        Empty where the `source` of the GPU holds.
     """
 
     unit: str
@@ -108,12 +110,12 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Returns
         -------
         float or None
-            FLOP/B.
+            FLOP/B; None where the GPU has no such unit.
         """
         peak = self.peak(unit)
         if peak is None:
             return None
-        return 1e3 * peak.tflops / self.gb_per_s
+        return 1e3 * peak.tflops / self.gb_per_s  # TFLOP/s / (GB/s) in FLOP/B
 
 
 class _HardwareFile(msgspec.Struct):
@@ -149,9 +151,9 @@ def find(name: str) -> Gpu:
         It is not in the table.
     """
     # "NVIDIA GeForce RTX 4090" -> "rtx 4090"
-    plain = " ".join(re.sub(r"\b(nvidia|tesla|geforce|amd|instinct)\b", "", name.lower()).split())
+    short_name = " ".join(re.sub(r"\b(nvidia|tesla|geforce|amd|instinct)\b", "", name.lower()).split())
     for gpu in GPUS:
-        if plain == gpu.name.lower() or any(re.fullmatch(pattern, plain) for pattern in gpu.names):
+        if short_name == gpu.name.lower() or any(re.fullmatch(pattern, short_name) for pattern in gpu.names):
             return gpu
     known_names = ", ".join(gpu.name for gpu in GPUS)
     raise UsageError(f"the peaks of {name!r} are not known; give the nearest of {known_names}")

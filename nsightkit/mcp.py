@@ -77,7 +77,7 @@ def _arguments_model(command: Command) -> Any:
 
 
 def _call_command(command: Command, model: Any, raw_arguments: Json, folders: Sequence[Path]) -> str:
-    """Check the arguments of a call, run the command, and write its answer as JSON."""
+    """Check the arguments of a call, run the command, and write its answer as JSON; no folders allow any file."""
     from pydantic import ValidationError
 
     try:
@@ -93,7 +93,10 @@ def _call_command(command: Command, model: Any, raw_arguments: Json, folders: Se
 
 
 def _resolved_inside(value: Any, folders: Sequence[Path]) -> Any:
-    """Resolve the paths of an argument, and refuse one that leads out of the folders, or holds a link that does."""
+    """Resolve the paths of an argument, and refuse one that leads out of the folders, or holds a link that does.
+
+    A trace that is a folder holds files only, so its entries are all that can be read.
+    """
     if isinstance(value, list):
         return [_resolved_inside(member, folders) for member in value]
     if not isinstance(value, Path):
@@ -143,9 +146,10 @@ def fitted(document: Json) -> str:
         Its keys in the order of importance: the last list loses its rows first. A list that must stay whole is a tuple.
     """
     lists = [key for key, value in document.items() if isinstance(value, list) and value]
-    # With text as long as possible, drop rows until the answer fits; a few long names may leave no room for rows.
+    # With text as long as possible, drop rows until the answer fits. Long names may leave no room for any row: then
+    # shorter text is tried.
     for most_characters in _SENTENCE_LIMITS:
-        answer = _shortened(document, most_characters)
+        answer = _shortened_value(document, most_characters)
         size = _size_bytes(answer)
         for key in reversed(lists):
             while answer[key] and size > _MOST_BYTES_OF_LISTS:
@@ -163,7 +167,7 @@ def fitted(document: Json) -> str:
     return text
 
 
-def _shortened(value: Any, most_characters: int, in_row: bool = False) -> Any:
+def _shortened_value(value: Any, most_characters: int, in_row: bool = False) -> Any:
     """Make a value short and safe: text is escaped and cut to `most_characters`, floats have six digits.
 
     In the rows of a list, text has a quarter of that length, and names lose their namespaces before they are cut.
@@ -177,12 +181,12 @@ def _shortened(value: Any, most_characters: int, in_row: bool = False) -> Any:
         # Two thirds of the length from the beginning, one third from the end.
         return f"{text[: 2 * most_characters // 3]}…{text[1 - most_characters // 3 :]}"
     if isinstance(value, Mapping):
-        return {key: _shortened(member, most_characters, in_row) for key, member in value.items()}
+        return {key: _shortened_value(member, most_characters, in_row) for key, member in value.items()}
     if isinstance(value, list | tuple):
         shorter = []
         for member in value[:_MOST_ROWS]:
             is_row = isinstance(member, Mapping)
-            shorter.append(_shortened(member, most_characters // 4 if is_row else most_characters, in_row=is_row))
+            shorter.append(_shortened_value(member, most_characters // 4 if is_row else most_characters, in_row=is_row))
         return type(value)(shorter)
     if isinstance(value, float):
         return float(f"{value:.6g}")

@@ -105,11 +105,11 @@ def options_of(function: Callable[..., Any]) -> list[Option]:
         if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
             options += options_of(annotation)
         elif not isinstance(annotation, str) or annotation in _TRACE_TYPES:
-            options.append(_option(parameter, *described.get(name, ("", ""))))
+            options.append(_option_of(parameter, *described.get(name, ("", ""))))
     return options
 
 
-def _option(parameter: inspect.Parameter, type_text: str, help_text: str) -> Option:
+def _option_of(parameter: inspect.Parameter, type_text: str, help_text: str) -> Option:
     """Make the option of a parameter from its annotation, and from its type and text in the docstring."""
     kind = parameter.annotation
     default = parameter.default
@@ -182,7 +182,7 @@ def command_of(function: Callable[..., Any]) -> Command:
 
 
 def _ask_about_traces(question: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-    """Call a question with the traces that its options name opened, and only what the filters select."""
+    """Open the traces that a question's options name, select what the filters leave, and call the question."""
     selection = call(Selection, values)
     arguments = dict(values)
     for option in options_of(question):
@@ -207,7 +207,7 @@ def opened(path: Path, selection: Selection) -> Trace:
     """
     progress(f"reading {path.name}")
     with reading(path):
-        files = [path] if path.exists() else []
+        files = [path] if path.exists() else []  # the trace's reader refuses an absent one
         if path.is_dir():
             files += sorted(path.iterdir())
         stamps = tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
@@ -216,7 +216,7 @@ def opened(path: Path, selection: Selection) -> Trace:
 
 @functools.lru_cache(_TRACES_KEPT_OPEN)
 def open_once(path: Path, stamps: object, selection: Selection) -> Trace:
-    """Read and select once.
+    """Open a trace and select a part of it; the last few results are kept.
 
     Parameters
     ----------
@@ -229,4 +229,4 @@ def open_once(path: Path, stamps: object, selection: Selection) -> Trace:
 
     if selection == Selection():
         return load(path)
-    return selection.of(open_once(path, stamps, Selection()))
+    return selection.of(open_once(path, stamps, Selection()))  # the whole trace stays open for other selections

@@ -94,7 +94,7 @@ def _parse_window(text: str) -> tuple[int | None, int | None]:
 
 
 def _moment_ns(number: str | None, unit: str | None) -> int | None:
-    """Convert one side of a window to nanoseconds; None where it is empty."""
+    """Convert one side of a window to nanoseconds, at most those of 64 bits; None where it is empty."""
     if number is None:
         return None
     return min(round(float(number) * _UNIT_NS[unit or "ns"]), _LATEST_NS)
@@ -127,9 +127,9 @@ def _remarks_on_missing(trace: "Trace", *needs: str) -> list[str]:
     absent = [table for table in needs if not trace.recorded(table)]
     if absent:
         remarks.append(f"the trace does not record {' or '.join(table_words(absent))}")
-    recorded = [table for table in needs if trace.whole.size(table)]  # `whole` is the trace before the filters
-    if recorded and not any(map(trace.size, recorded)):
-        remarks.append(f"the filters leave none of its {' or '.join(table_words(recorded))}")
+    filled = [table for table in needs if trace.whole.size(table)]  # with rows in `whole`, the trace before the filters
+    if filled and not any(map(trace.size, filled)):
+        remarks.append(f"the filters leave none of its {' or '.join(table_words(filled))}")
     return remarks
 
 
@@ -200,7 +200,7 @@ def kernels(
     share = f"{100 * shown['share'].sum():.0f}% of all kernel time"
     notes = [f"{len(shown):,} of {count_text(len(rows), 'row')}: {share}. Overlapping kernels each count in full"]
     graphs_ns = trace.table("graphs", ["duration_ns"])["duration_ns"].sum()
-    if graphs_ns:
+    if graphs_ns:  # replays of whole graphs, whose kernels the trace does not hold
         notes.append(
             f"CUDA graphs took another {time_text(graphs_ns)}; nsys records their kernels with --cuda-graph-trace=node"
         )
@@ -342,13 +342,13 @@ def gaps(trace: "Trace", *, min_us: float = 0.0, each: bool = False, top: int | 
         notes=notes,
         remarks=_remarks_on_missing(trace, "kernels"),
         empty=f"no gap above {min_us:g} µs between GPU operations",
-        formats={} if each else {"cause": _cause_words},
+        formats={} if each else {"cause": _cause_words},  # a gap's evidence needs the room
         hidden=("end_ns",),
     )
 
 
 def _cause_words(slug: str) -> str:
-    """Call a cause of idle time what people call it, with the name that JSON and options have."""
+    """Call a cause of idle time what people call it, with the slug that JSON and options have: words (slug)."""
     from nsightkit.analysis.core.causes import CAUSES
 
     words = CAUSES[slug].plain_name
@@ -437,7 +437,7 @@ def whatif(
 
 
 def _prediction_basis(replay: "WhatIf") -> list[str]:
-    """Describe in one line what a prediction rests on; nothing where nothing was predicted."""
+    """Describe in one line what a prediction rests on; no line where the trace could not be replayed."""
     if replay.error is None:
         return []
     basis = f"Replayed without a change, the run is {share_text(replay.error)} off: ignore smaller gains"
@@ -503,7 +503,7 @@ def sol(trace: "Trace", *, gpu: str | None = None, ceilings: Path | None = None,
 
 
 def _sol_notes(rows: "pd.DataFrame", trace: "Trace", gpu: str | None) -> list[str]:
-    """Write notes: a card that was asked for, the part of kernel time that has a cost, and remarks on operators."""
+    """Write notes on the answer's rows: the card that was asked for, the kernel time they cover, and their remarks."""
     from nsightkit import hardware
 
     kernels_ns = trace.table("kernels", ["duration_ns"])["duration_ns"].sum()
@@ -570,7 +570,7 @@ def steps(
     from nsightkit.table import rows_of
 
     rows = analysis.summary(trace, match=match)
-    floor_ns = None if weights_gb is None else _decode_floor_ns(trace, weights_gb)
+    floor_ns = None if weights_gb is None else _decode_floor_ns(trace, weights_gb)  # the least time of a decode step
     notes = []
     if len(rows) > 1:
         median = time_text(rows["wall_ns"][~rows["outlier"]].median())
@@ -614,7 +614,7 @@ def _decode_floor_ns(trace: "Trace", weights_gb: float) -> float:
 
 
 def _phase_text(phase: "Json") -> str:
-    """Describe the steps of one phase of an inference server."""
+    """Describe the steps of one phase of an inference server, such as decode; what is None was not recorded."""
     text = f"{phase['phase']}: {count_text(phase['steps'], 'step')}, median {time_text(phase['median_ns'])}"
     if phase["idle_ns"] is not None:
         text += f", idle {time_text(phase['idle_ns'])}"
@@ -707,12 +707,13 @@ def ncu(report: Path, *, kernel: str | None = None, within: str | None = None, t
 
     opened = reader.read(report)
     gpus = opened.launches["gpu"].dropna().unique()
-    title = " · ".join([*gpus[:2], "Nsight Compute", report.name])
+    title = " · ".join([*gpus[:2], "Nsight Compute", report.name])  # more than two names would make it too long
     rows = analysis(opened, kernel=kernel, within=within)
     return Counters.of(rows, top, title=title, empty="no kernels", hidden=("evidence", "next_steps"))
 
 
 def _by_name(functions: Sequence["Any"]) -> dict[str, "Any"]:
+    """Key functions by their names."""
     return {function.__name__: function for function in functions}
 
 

@@ -57,7 +57,7 @@ _STATUS_TEXT = {"regression": "FAILS", "missing": "MISSING"}
 
 
 def _table_parts(rows: Any, columns: Iterable[Any], **about: Any) -> Iterator[Part]:
-    """Give the parts of a table below an empty line, without the columns that have no value."""
+    """Give the parts of a table below an empty line, without the columns that have no value; `about` as Table.of."""
     frame = pd.DataFrame(rows, columns=list(columns), dtype=object)
     if len(frame):  # else every column would go
         frame = frame.dropna(axis="columns", how="all")
@@ -82,7 +82,7 @@ class Summary(Record):
 
     def facts(self) -> list[Fact]:
         """Give the figures with their labels."""
-        if not self["span_ns"]:
+        if not self["span_ns"]:  # 0 or None: no GPU work was recorded, or the filters leave none
             return [Fact("GPU work", "none recorded")]
         device_count = len(self["devices"])
         span_ns = self["span_ns"]
@@ -110,7 +110,7 @@ class Summary(Record):
         return facts
 
     def _time_fact(self, label: str, key: str, whole_ns: int | None = None) -> Fact:
-        """Label one of the figures that are times, with its share of `whole_ns`."""
+        """Label one of the figures that are times, with its share of `whole_ns` if that is given."""
         value = self[key]
         if value is None:
             return Fact(label, "not recorded")
@@ -134,10 +134,10 @@ class Verdict(Record):
         if facts:
             yield ""
             yield facts
-        top = self.about.top
+        top = self.about.top  # None with --all
         yield from self._sentences("Try", self["next_steps"], top)
         if top is None:
-            # Gains beyond the error of the replay.
+            # Gains that remain when the replay's error, a share of the time, is taken off the speedup.
             gains = [row for row in self["changes"] if row["speedup"] * (1 - row["replay_error"]) >= _SMALLEST_SPEEDUP]
             if gains:
                 yield from _table_parts(gains, ("change", "predicted_ns", "speedup"), title="All predicted changes")
@@ -211,10 +211,9 @@ class Diff(Record):
         yield self["headline"]
         yield self.about.title
         yield from self["warnings"]
-        if "bottleneck" in self:
-            yield self["bottleneck"]["text"]
+        yield self["bottleneck"]["text"]
         top = 8 if self.about.top is None else self.about.top
-        for title, rows, total in diff_words.sections(self, top):
+        for title, rows, total in diff_words.sections(self, top):  # each table's first rows, and how many it has
             if rows:
                 yield from _table_parts(rows, list(rows[0]), title=title, top=len(rows), total=total)
 
@@ -241,7 +240,7 @@ class Check(Record):
             answer.about.remarks = [f"the check against {answer['baseline']} failed: {', '.join(names)}"]
         elif answer["undecided"]:
             answer.about.exit_code = 2
-            answer.about.remarks = [_inconclusive(answer["undecided"][0])]
+            answer.about.remarks = [_inconclusive_text(answer["undecided"][0])]
         return answer
 
     def parts(self) -> Iterator[Part]:
@@ -264,8 +263,8 @@ class Check(Record):
         yield from self["notes"]
 
 
-def _inconclusive(row: Json) -> str:
-    """Explain why a check cannot decide about a metric."""
+def _inconclusive_text(row: Json) -> str:
+    """Explain why a check cannot decide about a metric, given its row of :func:`compare.check.compare`."""
     before, after = row["samples"]
     change = _change_text(row, "ratio") or "more than 0"  # no ratio to a baseline of 0
     reason = "in too few samples"
@@ -281,7 +280,7 @@ def _check_row(row: Json) -> dict[str, str]:
     """Write one metric of a check as a row of text."""
     status = _STATUS_TEXT.get(row["status"], row["status"])
     if status == "ok" and row["ratio"] and not row["limit"]:
-        status = "too few samples"  # no change is beyond the noise
+        status = "too few samples"  # for a limit, so that no change could fail
     return {
         "status": status,
         "metric": row["metric"],
@@ -357,7 +356,7 @@ class Ranks(Record):
 
 
 def _lost_trace_name(trace: Json) -> str:
-    """Name the file or the ranks of a trace that could not be used."""
+    """Name the file or, where there is none, the ranks of a trace that could not be used."""
     if trace["file"] is not None:
         return Path(trace["file"]).name
     if len(trace["ranks"]) == 1:

@@ -62,12 +62,10 @@ class Column:
     @property
     def side(self) -> Literal["left", "right"]:
         """The side on which cells are aligned: left for text, right for numbers."""
-        if self.unit in _TEXT_UNITS:
-            return "left"
-        return "right"
+        return "left" if self.unit in _TEXT_UNITS else "right"
 
     def text(self, value: Any) -> str:
-        """Write one value as people read it."""
+        """Write one value as people read it; None is a dash, or nothing in a column of marks or of several kernels."""
         if value is not None:
             return UNITS[self.unit](value)
         if self.unit in ("kernels", "outlier"):
@@ -81,7 +79,7 @@ def _moment_text(value: float) -> str:
 
 
 def _large_text(value: float) -> str:
-    """Write a large number with its prefix: M, G or T."""
+    """Write a large number with its prefix: M, G or T; below a million it is a fraction of M."""
     if not value:
         return "0"
     if value >= 1e12:
@@ -93,13 +91,11 @@ def _large_text(value: float) -> str:
 
 def _outlier_text(value: bool) -> str:
     """Mark an outlier."""
-    if value:
-        return "◀ outlier"
-    return ""
+    return "◀ outlier" if value else ""
 
 
 def _kernels_text(value: Sequence[str]) -> str:
-    """Name the first of several kernels."""
+    """Name the first of several kernels, which has the most time."""
     if not value:
         return ""
     return _cut_middle(short_name(value[0]), 24)
@@ -125,9 +121,7 @@ def _evidence_text(value: Json) -> str:
 def _any_text(value: Any) -> str:
     """Write a value that has no unit."""
     if isinstance(value, bool):
-        if value:
-            return "yes"
-        return "no"
+        return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
@@ -385,7 +379,7 @@ class Table(pd.DataFrame, Printed):
         """Give the rows that people see: as many as were asked for, else the first 20."""
         if self.about.top is None:
             return list(rows_of(self.head(SHOWN_ROWS)))
-        return list(rows_of(self))
+        return list(rows_of(self))  # `of` has left out the others
 
     def _shown_columns(self) -> Columns:
         """Give the columns that people see, each with the text of its cells; a share has a column of bars after it."""
@@ -401,7 +395,7 @@ class Table(pd.DataFrame, Printed):
                 column = dataclasses.replace(column, unit="word")
             columns.append((column, [self._cell_text(column, value) for value in values]))
             if name in ("share", "share_of_span"):
-                columns.append((_BAR, [_bar(value, _SHORT_BAR) for value in values]))
+                columns.append((_BAR, [_bar_text(value, _SHORT_BAR) for value in values]))
         return columns
 
     def _cell_text(self, column: Column, value: Any) -> str:
@@ -425,9 +419,7 @@ class Table(pd.DataFrame, Printed):
                 columns.append(cells)
         head, *body = ("".join(row) for row in zip(*columns, strict=True))
         more = self.about.total - len(rows)
-        below = " ".join(self.about.notes)
-        if more > 0:
-            below = f"{more:,} more rows"
+        below = f"{more:,} more rows" if more > 0 else " ".join(self.about.notes)
         rows_html = f"<thead><tr>{head}</tr></thead><tbody><tr>{'</tr><tr>'.join(body)}</tr></tbody>"
         return f'<table class="dataframe">{rows_html}</table><p>{html.escape(plain(below))}</p>'
 
@@ -478,9 +470,7 @@ def _renderable(part: Any, width: int) -> Any:
     from rich.text import Text
 
     if isinstance(part, str):
-        indent = ""
-        if part.startswith("- "):  # an item of a list
-            indent = "  "
+        indent = "  " if part.startswith("- ") else ""  # an item of a list
         return Text(textwrap.fill(plain(part), width, subsequent_indent=indent, break_on_hyphens=False))
     columns = part
     if isinstance(part[0], Fact):
@@ -507,7 +497,7 @@ def _renderable(part: Any, width: int) -> Any:
 
 
 def _fact_columns(facts: Sequence[Fact], width: int) -> Columns:
-    """Lay facts out as three columns: labels, values, and shares with bars as long as the line has room for."""
+    """Lay facts out as three columns: labels, values, and shares with bars as long as a line of `width` allows."""
     labels = [plain(fact.label) for fact in facts]
     values = [plain(fact.value) for fact in facts]
     # 13: a share of 7 characters, a blank behind it, and the blanks around the columns.
@@ -515,14 +505,14 @@ def _fact_columns(facts: Sequence[Fact], width: int) -> Columns:
     shares = [""] * len(facts)
     for number, fact in enumerate(facts):
         if fact.share is not None:
-            shares[number] = f"{share_text(fact.share):>7} {_bar(fact.share, bar_cells)}"
+            shares[number] = f"{share_text(fact.share):>7} {_bar_text(fact.share, bar_cells)}"
     left = Column("", "", "word")
     right = Column("", "", "value")
     return [(left, labels), (right, values), (left, shares)]
 
 
 def _name_width(columns: Columns, width: int) -> int:
-    """Divide what the other columns leave of a line among the columns of names; gives characters of a name."""
+    """Divide what the other columns leave of a line of `width` among those of names; gives the characters of a name."""
     from rich.cells import cell_len
 
     free = width - 2 * len(columns)  # blanks between columns
@@ -577,13 +567,13 @@ def _cut_middle(name: str, width: int) -> str:
         return name
     tail_width = width // 3
     if "/" in name:
-        last_part = len(name) - name.rfind("/")
-        # The last part whole if it fits, beside the …; at least two thirds of the width.
-        tail_width = min(max(2 * width // 3, last_part), width - 1)
+        last_part_width = len(name) - name.rfind("/")  # with its slash
+        # At least two thirds of the width; more for a whole last part, but room for the … stays.
+        tail_width = min(max(2 * width // 3, last_part_width), width - 1)
     return f"{name[: width - 1 - tail_width]}…{name[len(name) - tail_width :]}"
 
 
-def _bar(share: float | None, cells: int) -> str:
+def _bar_text(share: float | None, cells: int) -> str:
     """Draw a share as a bar, to an eighth of a character; a share of 1 fills all cells."""
     eighths = round(min(max(share or 0.0, 0.0), 1.0) * cells * 8)
     full, rest = divmod(eighths, 8)

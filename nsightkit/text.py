@@ -55,13 +55,11 @@ def json_text(value: Any, *, indent: int | None = None, compact: bool = False) -
     >>> json_text({"name": "\x9b2J π"})
     '{"name": "\\u009b2J π"}'
     """
-    separators = None
-    if compact:
-        separators = (",", ":")
+    separators = (",", ":") if compact else None
     text = json.dumps(value, indent=indent, separators=separators, ensure_ascii=False, allow_nan=False)
     if text.isprintable():
         return text
-    # Within strings, which is where they can stand; the line breaks are those of `indent`.
+    # Other characters than the line breaks of `indent` stand within strings, where JSON takes escapes.
     return "".join(c if is_visible(c) or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
@@ -100,7 +98,7 @@ def count_text(count: int, noun: str) -> str:
 
 def digits(value: float) -> str:
     """Write a number with three or four digits, more from 1,000 on: ``1.234``, ``12.34``, ``123.4``, ``1,234.5``."""
-    magnitude = abs(value)
+    magnitude = abs(value)  # the limits below are what rounds to 100.0 and to 10.00
     if magnitude >= 99.95:
         return f"{value:,.1f}"
     return f"{value:.2f}" if magnitude >= 9.995 else f"{value:.3f}"
@@ -160,7 +158,7 @@ def short_name(name: str) -> str:
     text = plain(name)
     if text.endswith(")"):
         # Backwards to the bracket that opens the argument list.
-        depth = 0
+        depth = 0  # closed brackets that are not opened yet
         for i in range(len(text) - 1, 0, -1):
             depth += (text[i] == ")") - (text[i] == "(")
             if depth == 0:
@@ -252,7 +250,7 @@ def compiled(pattern: str, option: str) -> Pattern:
 
 
 def matching(names: pd.Series, *patterns: Expression) -> npt.NDArray[np.bool_]:
-    """Flag the rows whose name matches one of the patterns.
+    """Flag the rows in whose name one of the patterns is found.
 
     Parameters
     ----------
@@ -275,5 +273,5 @@ def matching(names: pd.Series, *patterns: Expression) -> npt.NDArray[np.bool_]:
 
 @functools.lru_cache(65_536)
 def _finds(pattern: Expression, name: str) -> bool:
-    """Check whether a pattern matches a name; memoised, because the same names are looked at again and again."""
+    """Check whether a pattern is found in a name; memoised, because names are looked at again and again."""
     return pattern.search(name) is not None

@@ -53,7 +53,7 @@ def _run_under_profiler() -> None:
     running = profiler(**job["options"])
     running.start()
     try:
-        # As `python -m module` and `python script.py` do.
+        # Arguments and import path as `python -m module` and `python script.py` set them.
         if arguments[0] == "-m":
             sys.argv = arguments[1:]
             sys.path[0] = str(Path.cwd())

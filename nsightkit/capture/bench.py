@@ -142,7 +142,7 @@ def bench(
     document: Json = {
         "format": FORMAT,
         "nsightkit": nsightkit.__version__,
-        "device": _device(device),
+        "device": _chosen_device(device),
         "gpu": None,
         "warmup": warmup,
         "steps": steps,
@@ -164,8 +164,8 @@ def bench(
     return document
 
 
-def _device(device: str | None) -> str:
-    """Choose the device, and check that it exists."""
+def _chosen_device(device: str | None) -> str:
+    """Return the device to measure on, by default CUDA where there is one; UsageError if it does not exist."""
     if device is None:
         if has_gpu():
             return "cuda"
@@ -178,7 +178,10 @@ def _device(device: str | None) -> str:
 
 
 def _measure_in_child(cell: Cell, document: Json) -> Json:
-    """Measure a cell in a child process; gives fields of its row, and the GPU and the provenance where asked for."""
+    """Measure a cell in a child process.
+
+    Gives fields of its row; on a GPU also that one's name as ``gpu``; and while the document lacks it, ``provenance``.
+    """
     if cell.switches["precision"] == "tf32" and document["device"] == "cpu":
         return {"status": "unsupported", "detail": "TF32 is a mode of tensor cores; on a CPU it would be fp32 again"}
     job = {name: document[name] for name in ("device", "warmup", "steps")}
@@ -197,7 +200,7 @@ def _row_of_cell(cell: Cell, result: Json) -> Json:
     row |= switches
     row["status"] = result["status"]
     row |= {name: result.get(name) for name in _RESULTS}
-    row |= dict.fromkeys(_FIGURES)  # null without samples
+    row |= dict.fromkeys(_FIGURES)  # null without samples; std_ns also with one, mfu_datasheet without a peak
     row["flops"] = cost.fwd_flops if switches["mode"] == "fwd" else cost.train_flops
     row["peak_tflops"] = None
     with contextlib.suppress(UsageError):  # a CPU, or an unlisted GPU

@@ -34,7 +34,7 @@ def main(
     Returns
     -------
     dict
-        Fields of the cell's row.
+        Fields of the cell's row, and on a GPU its name as ``gpu``.
     """
     result: Json = {}
     on_gpu = device.startswith("cuda")
@@ -54,7 +54,10 @@ def main(
 
 
 def _measure_steps(device: str, parameters: Json, warmup: int, steps: int) -> Json:
-    """Time the steps; gives the samples, or the phase in which memory ran out."""
+    """Time the steps, each in ns; gives the samples, or the phase in which memory ran out.
+
+    With ``annotate`` the timed steps are in an NVTX range. The first warm-up step is timed, too.
+    """
     running: lm.Run | None = None
     try:
         running = lm.run(device, **parameters)

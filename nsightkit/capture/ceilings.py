@@ -75,6 +75,7 @@ def _measure_gemm(precision: str) -> Json:
 def _measure_copy() -> Json:
     """Measure a copy of a tensor within the GPU's memory; gives its row of the hardware table."""
     free_bytes, _ = torch.cuda.mem_get_info()
+    # Source and target take half of what is free at most.
     megabytes = min(_COPY_BYTES, free_bytes // 4) // 1_000_000
     with ceilings.copy("cuda", megabytes, "copy") as work:
         row, time_ns = _time_for_seconds(work.operation, f"copy of {megabytes:,} MB")
@@ -87,9 +88,9 @@ def _time_for_seconds(operation: Callable[[], object], description: str) -> tupl
 
     Gives its row of the hardware table, in which the caller fills in unit and rate, and the median ns of a call.
     """
-    first_ns = time_calls(operation, warmup=2, repetitions=1, device="cuda")[0]
-    warmup = round(_WARMUP_NS / first_ns)
-    repetitions = round(_TIMED_NS / first_ns) + 1
+    call_ns = time_calls(operation, warmup=2, repetitions=1, device="cuda")[0]
+    warmup = round(_WARMUP_NS / call_ns)
+    repetitions = round(_TIMED_NS / call_ns) + 1
     samples = time_calls(operation, warmup=warmup, repetitions=repetitions, device="cuda")
     source = f"measured {dt.datetime.now(dt.UTC).date()}: {description}, median of {repetitions}"
     row = hardware.EMPTY_ROW | {"gpu": torch.cuda.get_device_name(), "source": source}

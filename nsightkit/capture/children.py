@@ -36,7 +36,7 @@ def gpu_name() -> str | None:
     question = "import torch; print('GPU', torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
     # The first import of torch on a machine reads gigabytes of libraries.
     last_line = tail(output_of(sys.executable, "-c", question, timeout_s=300.0), 1)
-    if last_line.startswith("GPU "):
+    if last_line.startswith("GPU "):  # without a GPU it is "GPU", as `tail` strips the blank
         return last_line.removeprefix("GPU ")
     return None
 

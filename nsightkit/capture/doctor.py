@@ -33,7 +33,7 @@ def check_machine() -> list[dict[str, str]]:
         try:
             status, found, remedy = run_check()
         except NsightkitError as error:
-            found, _, remedy = str(error).partition("; ")
+            found, _, remedy = str(error).partition("; ")  # our errors are "problem; remedy"
             status = "missing"
         rows.append({"check": check, "status": status, "found": found, "remedy": remedy})
     return rows

@@ -97,7 +97,7 @@ def profile(
     ncu = NCU.require()
     options = options_with_defaults(ncu_args, user_options, _DEFAULTS, NCU.ask(ncu, "--help"))
     with drafted(report) as draft:
-        log_file = draft.with_name("log.txt")
+        log_file = draft.with_name("log.txt")  # the draft has a folder of its own, which is removed with the log
         files = [f"--export={unexpanded(draft)}", f"--log-file={unexpanded(log_file)}"]
         returncode, notes = run_profiler([str(ncu), *options, *files, *command], timeout_s, env)
         log = ""

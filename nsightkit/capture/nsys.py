@@ -91,7 +91,7 @@ def profile(
     export = checked_output(report.with_suffix(".sqlite"), ".sqlite", overwrite=overwrite)
     nsys = NSYS.require()
     options = options_with_defaults(
-        nsys_args, user_options, _defaults(user_options), NSYS.ask(nsys, "profile", "--help")
+        nsys_args, user_options, _nsys_defaults(user_options), NSYS.ask(nsys, "profile", "--help")
     )
     with drafted(report) as draft:
         draft_command = [str(nsys), "profile", *options, f"--output={unexpanded(draft.with_suffix(''))}", *command]
@@ -109,7 +109,7 @@ def profile(
     return Captured(trace=to_sqlite(report, export), report=report, ran=ran, returncode=returncode, notes=notes)
 
 
-def _defaults(user_options: Mapping[str, str]) -> dict[str, str]:
+def _nsys_defaults(user_options: Mapping[str, str]) -> dict[str, str]:
     """List the options that nsys gets unless the user gives them; some depend on the user's options."""
     defaults = dict(_DEFAULTS)
     if "--capture-range" in user_options:
@@ -157,6 +157,7 @@ def importer(nsys: Path) -> Path | None:
             path_in_script = re.search(r"""(/[^"'\n]*/nsys)\b""", nsys_binary.read_text())
             if path_in_script:
                 nsys_binary = Path(path_in_script[1]).resolve()
+    # The importer is in a folder host-… or host/…, beside nsys or up to two levels above it.
     for folder in list(nsys_binary.parents)[:3]:
         programs = sorted(folder.glob("host*/**/QdstrmImporter"))
         if programs:

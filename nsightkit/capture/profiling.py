@@ -73,7 +73,7 @@ def parse_options(arguments: Sequence[str], short_names: Mapping[str, str]) -> d
         else:
             value = word  # of the option before it
         values[name] = value
-    values.pop("", None)  # a value that no option came before
+    values.pop("", None)  # the value that no option came before, if there was one
     return values
 
 

@@ -80,7 +80,7 @@ def _gpu_facts(device: str) -> Json:
         "memory_gib": round(properties.total_memory / 2**30),
         "compute_capability": f"{properties.major}.{properties.minor}",
     }
-    values = utilization.ask_smi(device, _SMI_FIELDS.values())
+    values = utilization.ask_smi(device, _SMI_FIELDS.values())  # texts, in the order of the fields
     return facts | dict(zip(_SMI_FIELDS, values, strict=False))  # no values where nvidia-smi does not answer
 
 

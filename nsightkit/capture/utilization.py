@@ -58,15 +58,14 @@ def watching(device: str, period_s: float = 0.1) -> Iterator[dict[str, list[floa
 
 
 def _parse_readings(text: str) -> dict[str, list[float]]:
-    """Read nvidia-smi's output; values that a GPU does not have are in brackets."""
+    """List each metric's readings in nvidia-smi's output, without those in brackets, which the GPU does not have."""
     readings: dict[str, list[float]] = {}
     whole_lines = text.rpartition("\n")[0]  # the last may be cut off
     for line in whole_lines.splitlines():
         for metric, value in zip(_SMI_FIELDS, line.split(", "), strict=True):
-            if metric == "slowdown_mask":  # hexadecimal
-                readings.setdefault(metric, []).append(int(value, 16))
-            elif not value.startswith("["):
-                readings.setdefault(metric, []).append(float(value))
+            if not value.startswith("["):  # such as [N/A]
+                reading = int(value, 16) if metric == "slowdown_mask" else float(value)
+                readings.setdefault(metric, []).append(reading)
     return readings
 
 

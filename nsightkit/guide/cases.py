@@ -70,18 +70,18 @@ class Case:
 
     @property
     def url(self) -> str:
-        """The file that was converted, at the commit that was read."""
+        """Address of the published file that was converted, at the commit that was read."""
         source = self.source
         return f"https://github.com/{source['repository']}/tree/{source['commit']}/{source['paths'][self.which]}"
 
-    def _facts(self) -> dict[str, str]:
-        """List where the recording comes from, by the label that a reader sees."""
+    def _origin_facts(self) -> dict[str, str]:
+        """Say where the recording comes from: facts by the label that a reader sees."""
         source = self.source
         commit = f"{source['repository']}, commit {source['commit'][:9]}"
         return {"Recorded by": commit, "Licence": source["licence"], "GPU": source["gpu"], "Limits": source["limits"]}
 
     def __repr__(self) -> str:
-        facts = "\n".join(f"  {name}: {value}" for name, value in self._facts().items())
+        facts = "\n".join(f"  {name}: {value}" for name, value in self._origin_facts().items())
         return f"{self.name}, {self.which}: {self.source['program']}\n{facts}"
 
     def _repr_html_(self) -> str:
@@ -91,7 +91,7 @@ class Case:
             f'<aside class="nsightkit-provenance" data-mode="case" aria-label="Provenance: {title}">'
             f'<p><span class="nsightkit-badge">case file</span> <strong>{title}:</strong> '
             f'{program}; <a href="{html.escape(self.url)}">the published recording</a>, analysed when this page was '
-            f"built</p>{folded_facts('Source and limits', self._facts().items())}</aside>"
+            f"built</p>{folded_facts('Source and limits', self._origin_facts().items())}</aside>"
         )
 
 
@@ -126,13 +126,11 @@ def names() -> dict[str, list[str]]:
     dict
         Names of the recordings of each case, by the case's name.
     """
-    recordings = {}
-    for file in sorted(folder().glob("*/source.json")):
-        recordings[file.parent.name] = list(_source(file.parent)["paths"])
-    return recordings
+    case_folders = sorted(file.parent for file in folder().glob("*/source.json"))
+    return {case_folder.name: list(_read_source(case_folder)["paths"]) for case_folder in case_folders}
 
 
-def _source(case_folder: Path) -> Json:
+def _read_source(case_folder: Path) -> Json:
     """Read where a case file comes from: its source.json."""
     return dict(json.loads((case_folder / "source.json").read_text(encoding="utf-8")))
 
@@ -162,7 +160,7 @@ def case(name: str, which: str) -> Case:
             "docs/cases: clone its repository and install it from there, with pip install -e ."
         )
     case_folder = folder() / name
-    return Case(name, which, next(case_folder.glob(f"{which}.*")), _source(case_folder))
+    return Case(name, which, next(case_folder.glob(f"{which}.*")), _read_source(case_folder))
 
 
 def demo(to: Path) -> list[Case]:
@@ -189,7 +187,7 @@ def demo(to: Path) -> list[Case]:
         shutil.copytree(folder() / DEMO, to)
     except OSError as error:
         shutil.rmtree(to, ignore_errors=True)
-        why = error.strerror or "not every file could be copied"
+        why = error.strerror or "not every file could be copied"  # copytree's own error, of several files, has none
         raise UsageError(f"{to} cannot be written ({why}); choose another place") from error
     cases = []
     for which in names()[DEMO]:

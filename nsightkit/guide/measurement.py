@@ -99,7 +99,7 @@ class Measurement:
 
     @functools.cached_property
     def trace(self) -> Trace:
-        """The profile of a few steady steps; empty if none was taken."""
+        """The profile of a few steady steps; if none was taken, an empty trace that recorded no table."""
         file = self._file(TRACE)
         if file is None:
             return nsightkit.Trace.from_frames({}, TraceMeta(missing=list(TABLES)))
@@ -107,7 +107,7 @@ class Measurement:
 
     @functools.cached_property
     def nsys_trace(self) -> Trace | None:
-        """The steady steps of a second run, under Nsight Systems."""
+        """The steady steps of a second run, under Nsight Systems; None if there was none."""
         file = self._file(NSYS)
         if file is None:
             return None
@@ -115,7 +115,7 @@ class Measurement:
 
     @functools.cached_property
     def ncu_report(self) -> ncu.Report | None:
-        """The counters of a second run, under Nsight Compute."""
+        """The counters of a second run, under Nsight Compute; None if there was none."""
         file = self._file(NCU)
         if file is None:
             return None
@@ -123,7 +123,7 @@ class Measurement:
 
     @functools.cached_property
     def snapshot(self) -> snapshots.Snapshot | None:
-        """The memory of the first steps, recorded from before the model was built."""
+        """The memory of the first steps, recorded from before the model was built; None if it was not recorded."""
         file = self._file(SNAPSHOT)
         if file is None:
             return None
@@ -163,7 +163,7 @@ class Measurement:
 
     @property
     def gpu(self) -> str | None:
-        """Name of the GPU that was measured."""
+        """Name of the GPU that was measured; None for a run on a CPU, and where nothing was measured yet."""
         return (self.provenance.get("gpu") or {}).get("name")
 
     @property
@@ -365,7 +365,7 @@ def _current_or_new(task: Run) -> Measurement:
     measurement = _measure_now(task)
     assert measurement.folder is not None
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with drafted(folder) as draft:
+    with drafted(folder) as draft:  # takes the place of `folder` when all is copied
         shutil.copytree(measurement.folder, draft)
     return measurement
 
@@ -421,7 +421,7 @@ def headline(measured_answer: str, *runs: Measurement, otherwise: str, badge: st
     measured_answer : str
         The answer that the runs on a GPU give.
     *runs : Measurement
-        Those that are compared.
+        Those that are compared, at least one.
     otherwise : str
         The answer without a GPU's runs.
     badge : str
@@ -437,8 +437,8 @@ def headline(measured_answer: str, *runs: Measurement, otherwise: str, badge: st
     machines = {measurement.gpu or "CPU" for measurement in runs}
     if len(machines) > 1:
         measured_answer = f"The runs are of different machines ({', '.join(sorted(machines))}) and cannot be compared."
-    # A run that is missing is false. A small run on a CPU prints its answer, too; the page claims only what a GPU
-    # measured.
+    # A run that is missing is false, and counts as one on a CPU. Small runs on a CPU print their answer, too; the page
+    # claims only what a GPU measured.
     print(textwrap.fill(measured_answer if all(runs) else otherwise))
     if len(machines) > 1 or "CPU" in machines:
         return {"verdict": otherwise, "badge": badge, **findings}

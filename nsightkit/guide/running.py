@@ -266,10 +266,7 @@ def samples_frame(samples: _Samples) -> pd.DataFrame:
     ----------
     samples : dict of str to list of float
     """
-    rows = []
-    for metric, values in samples.items():
-        for index, value in enumerate(values):
-            rows.append((metric, index, value))
+    rows = [(metric, index, value) for metric, values in samples.items() for index, value in enumerate(values)]
     frame = pd.DataFrame(rows, columns=["metric", "index", "value"])
     return frame.astype({"metric": "str", "index": "int64", "value": "float64"})
 
@@ -277,16 +274,19 @@ def samples_frame(samples: _Samples) -> pd.DataFrame:
 def _refuse_wrong_results(task: Run, samples: _Samples) -> None:
     """Refuse samples that are not finite, steps that took no time, and outputs too far from the reference."""
     limit = _LARGEST_ERROR
+    # A workload calls it a precision or a rung.
     if "fp8" in task.parameters.values():
         limit = _LARGEST_ERROR_FP8
     for metric, values in samples.items():
+        problem = ""
         if not np.isfinite(values).all():
-            raise NsightkitError(f"{task.name}: {metric} is not finite; the result is wrong")
-        if metric == "relative_error" and max(values) > limit:
+            problem = f"{metric} is not finite"
+        elif metric == "relative_error" and max(values) > limit:
             problem = f"the relative error is {max(values):.3g}, above {limit}"
+        elif metric == "step_ns" and min(values) <= 0:
+            problem = "a step took no time"
+        if problem:
             raise NsightkitError(f"{task.name}: {problem}; the result is wrong")
-        if metric == "step_ns" and min(values) <= 0:
-            raise NsightkitError(f"{task.name}: a step took no time; the result is wrong")
 
 
 # -- once more under Nsight Systems or Nsight Compute ------------------------------------------------------------

@@ -23,7 +23,7 @@ def bars(rows: pd.DataFrame, *, top: int = 12, title: str = "The largest") -> Fi
         As ``kernels``, ``gaps`` and :func:`nsightkit.analysis.memory.snapshot.sites` return it: a name in the first
         column; ``total_ns`` or ``bytes``; ``share`` or ``share_of_span``; ``count``; and perhaps ``category``.
     top : int, default 12
-        How many to draw; the rest becomes one bar.
+        How many to draw; the rest becomes one bar, their sum.
     title : str
 
     Returns
@@ -86,7 +86,7 @@ def panels(frame: pd.DataFrame, columns: Sequence[str], *, title: str = "Side by
         One row per thing; its index names it.
     columns : sequence of str
         The columns to draw. Those named ``share…`` are drawn in percent, those ending in ``_ns`` as times, speedups
-        from 1 on, others as plain numbers. A missing value has no bar and is labelled ``n/a``.
+        as bars from 1 to the value, others as plain numbers. A missing value has no bar and is labelled ``n/a``.
     title : str, default "Side by side"
 
     Returns
@@ -96,25 +96,25 @@ def panels(frame: pd.DataFrame, columns: Sequence[str], *, title: str = "Side by
     figure, grid = style.new_grid(len(columns), 1.3 + 0.32 * max(len(frame), 2), title, sharey=True)
     sentences = []
     for axes, column in zip(grid, columns, strict=True):
-        value_labels = _panel(axes, column, pd.to_numeric(frame[column]).astype(float))
+        value_labels = _draw_column(axes, column, pd.to_numeric(frame[column]).astype(float))
         sentences.append((axes.get_xlabel(), f"({spoken(value_labels.items(), most=12)})"))
     style.name_rows(grid[0], frame.index, 24)
     return style.described(figure, f"{title}, bars: {spoken(sentences)}.")
 
 
-def _panel(axes: Any, column: str, values: pd.Series) -> pd.Series:
-    """Draw one column as bars; return their values as text."""
+def _draw_column(axes: Any, column: str, values: pd.Series) -> pd.Series:
+    """Draw one column as bars, without the names of the rows; return the values as text, with the index of `values`."""
     write = _short_number
     label = column
     begin = 0  # of the bars
     if "speedup" in column:
         write = "{:.2f}x".format
         begin = 1
-    widths = values.fillna(begin)
+    ends = values.fillna(begin)
     if column.endswith("_ns"):
         write = duration
-        size, unit = time_unit(widths.max())
-        widths = widths / size
+        size, unit = time_unit(ends.max())
+        ends = ends / size
         label = f"{column.removesuffix('_ns').replace('_', ' ')} ({unit})"
     axes.xaxis.set_major_locator(MaxNLocator(3))
     if column.startswith("share"):
@@ -122,10 +122,12 @@ def _panel(axes: Any, column: str, values: pd.Series) -> pd.Series:
         axes.xaxis.set_major_formatter(PercentFormatter(1))  # its own decimals: small shares need some
     axes.set_xlabel(label, fontsize=9)
     value_labels = values.map(write, na_action="ignore").fillna("n/a")
-    lengths = widths - begin
+    lengths = ends - begin
     drawn = axes.barh(np.arange(len(values)), lengths, left=begin, color=BLUE, height=0.66)
     axes.bar_label(drawn, value_labels.tolist(), padding=3, fontsize=8)
-    axes.set_xlim(begin, begin + (lengths.max() * 1.45 or 1))  # room for the longest bar's label; 1 if all are 0
+    # Room for the label of the longest bar; slowdowns have theirs to the left. An axis without bars is 1 long: 0 comes
+    # first, so that it wins against the NaN of no rows.
+    axes.set_xlim(begin + 1.45 * min(0, lengths.min()), begin + (1.45 * max(0, lengths.max()) or 1))
     axes.tick_params(axis="x", labelsize=8)
     return value_labels
 

@@ -33,7 +33,7 @@ def roofline(
     rates : sequence of Rates
         A roof each, such as the datasheet's and the measured one.
     unit : str
-        Whose peak rate the roofs have.
+        Whose peak rate the roofs have, such as ``bf16``; of `rates` without it no roof is drawn.
     title : str, default "Roofline"
     top : int, default 12
         How many operations to name, the longest first. The others are small grey points.
@@ -44,6 +44,7 @@ def roofline(
     """
     points = table[(table["flops"] > 0) & table["intensity"].notna()]
     points = points.sort_values("time_ns", ascending=False, kind="stable")
+    # Matplotlib takes NaN for a missing value, but not the NA of nullable columns.
     points = points.astype(dict.fromkeys(("flops", "intensity", "time_ns"), float))
     points["reached"] = points["flops"] / points["time_ns"] / 1e3  # TFLOP/s
     figure, axes = style.new_figure(5.4, title)
@@ -82,9 +83,9 @@ def _draw_points(axes: Any, points: pd.DataFrame, top: int) -> None:
         points.head(top).to_dict("records"), cycle(style.SERIES), cycle("osD^vPX*<>hd"), strict=False
     ):
         name = style.plain(row["name"].removeprefix("aten::"), 30)
-        share = row.get("sol_datasheet", np.nan)
-        if np.isfinite(share):
-            name += f", {share:.0%}"
+        sol_share = row.get("sol_datasheet", np.nan)
+        if np.isfinite(sol_share):
+            name += f", {sol_share:.0%}"
         axes.plot(row["intensity"], row["reached"], marker, color=colour, ms=7, mec="white", label=name)
     rest = points.iloc[top:]
     if len(rest):

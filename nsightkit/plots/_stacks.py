@@ -70,6 +70,7 @@ def stacks(
     if quantity == "share":
         _write_shares(axes, segments)
     else:
+        # The last part's segments end where the bars end.
         axes.bar_label(segments[-1], sums.map(write), padding=4, fontsize=9)
     style.legend(figure, 4)
     sentences = []

@@ -25,8 +25,7 @@ def table(
     missing : str
         Text for a value that was not measured.
     """
-    default_formats: dict[str, str | Callable[[Any], object]] = {}
-    for name in frame.select_dtypes("float"):
-        if column_of(str(name)).unit == "value":
-            default_formats[str(name)] = "{:,.4g}"
-    return Table.of(frame, len(frame), formats=default_formats | dict(formats or {}), missing=missing)
+    # Columns that are plain numbers by their name: no time, share or size.
+    unitless = [str(name) for name in frame.select_dtypes("float") if column_of(str(name)).unit == "value"]
+    all_formats = {**dict.fromkeys(unitless, "{:,.4g}"), **(formats or {})}
+    return Table.of(frame, len(frame), formats=all_formats, missing=missing)

@@ -70,15 +70,19 @@ def timeline(
         end_ns = max(int(lane.events["end_ns"].max()) for row in rows for lane in row.lanes)
     length_ns = max(end_ns - start_ns, 1)
     figure, axes = style.new_figure(1.3 + 0.34 * max(len(rows), 2), title)
+    visible_rows = []
     for number, row in enumerate(rows):
+        visible_lanes = []
         for lane in row.lanes:
             events = lane.events[(lane.events["end_ns"] > start_ns) & (lane.events["start_ns"] < start_ns + length_ns)]
+            visible_lanes.append(lane._replace(events=events))
             start = (events["start_ns"].to_numpy() - start_ns).clip(0)
             end = (events["end_ns"].to_numpy() - start_ns).clip(max=length_ns)
             # Marks are drawn without names, so any column will do.
             _draw_marks(axes, number, lane.table, items(start, end - start, name=start), length_ns)
             if lane.table not in _GPU_LOOKS:
                 _write_names(axes, number, start, end, events["name"].to_numpy(), length_ns)
+        visible_rows.append(row._replace(lanes=visible_lanes))
     style.name_rows(axes, [row.label for row in rows], 30)
     scale, unit = time_unit(length_ns)
     since = ""
@@ -88,11 +92,11 @@ def timeline(
     style.in_unit(axes.xaxis, scale)
     axes.set(xlim=(0, length_ns), ylim=(len(rows) - 0.4, -0.6))
     style.legend(figure, 3)
-    return style.described(figure, alternative_text(rows, title, length_ns))
+    return style.described(figure, alternative_text(visible_rows, title, length_ns))
 
 
 def _draw_marks(axes: Any, row: int, table: str, events: pd.DataFrame, length_ns: int) -> None:
-    """Draw the events of a table on a row.
+    """Draw the events of a table on a row; `events` as :func:`items` makes them, in ns from the window's start.
 
     Events shorter than a pixel column are merged into one mark per column, and a mark's height is the share of its
     width in which something ran: half of the row for a stream that is half idle.
@@ -114,12 +118,12 @@ def _draw_marks(axes: Any, row: int, table: str, events: pd.DataFrame, length_ns
 
 def _write_names(axes: Any, row: int, start: np.ndarray, end: np.ndarray, names: Any, length_ns: int) -> None:
     """Write the names of the longest events into them, where at least four characters fit."""
-    characters = (end - start) / length_ns * _CHARACTERS_ACROSS
-    for i in np.argsort(-characters)[:_MOST_NAMES]:
-        if characters[i] >= 4:
+    room = (end - start) / length_ns * _CHARACTERS_ACROSS  # characters that fit into each event
+    for i in np.argsort(-room)[:_MOST_NAMES]:
+        if room[i] >= 4:
             # What PyTorch writes before all names of a row would be all that fits.
             name = names[i].removeprefix("aten::").replace("ProfilerStep#", "step ")
-            text = style.plain(name, int(characters[i]))
+            text = style.plain(name, int(room[i]))
             axes.text(
                 (start[i] + end[i]) / 2,
                 row,
@@ -163,7 +167,5 @@ def interactive_timeline(
     """
     if not traces:
         raise UsageError("an interactive timeline needs a trace")
-    rows = {}
-    for label, trace in traces.items():
-        rows[label] = Rows(outer_rows(trace, levels))
+    rows = {label: Rows(outer_rows(trace, levels)) for label, trace in traces.items()}
     return pack(rows, title=title, most_bytes=most_bytes)

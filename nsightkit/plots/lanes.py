@@ -107,7 +107,7 @@ def alternative_text(rows: Sequence[Row], title: str, length_ns: int) -> str:
 
 
 def _cpu_rows(trace: Trace, tables: Iterable[str], limits: RowLimits) -> tuple[list[Row], int]:
-    """Rows of the threads with most time in their outermost events, and how many threads there are."""
+    """Rows of the threads with most time in their outermost events, and how many threads there are in all."""
     frames = {}
     for table in tables:
         frame = trace.table(table, ["start_ns", "end_ns", "thread", "name"])
@@ -137,7 +137,7 @@ def _cpu_rows(trace: Trace, tables: Iterable[str], limits: RowLimits) -> tuple[l
 
 
 def _gpu_rows(trace: Trace, most_streams: int, idle: pd.DataFrame | None) -> tuple[list[Row], int]:
-    """Rows of the streams with most time, and of idle time; and how many streams there are."""
+    """Rows of the streams with most time, and of each device's idle time; and how many streams there are in all."""
     lanes_of_stream: dict[Any, list[Lane]] = {}  # by device and stream
     for table, name_column in _NAME_COLUMN.items():
         columns = ["start_ns", "end_ns", "device", "stream", name_column]
@@ -154,12 +154,13 @@ def _gpu_rows(trace: Trace, most_streams: int, idle: pd.DataFrame | None) -> tup
         for stream in sorted(shown):
             if stream[0] == device:
                 rows.append(Row(f"{gpu} stream {stream[1]}", lanes_of_stream[stream]))
-        if idle is not None and (idle["device"] == device).any():
+        if idle is not None:
             gaps = idle.loc[idle["device"] == device, ["start_ns", "end_ns", "cause"]]
-            rows.append(Row(f"{gpu} idle, by cause", [Lane(IDLE, gaps.rename(columns={"cause": "name"}))]))
+            if len(gaps):
+                rows.append(Row(f"{gpu} idle, by cause", [Lane(IDLE, gaps.rename(columns={"cause": "name"}))]))
     return rows, len(lanes_of_stream)
 
 
 def _busy_ns(lanes: list[Lane]) -> int:
-    """The sum of the durations of all events."""
+    """The sum of the durations of all events; time in which several run counts once for each."""
     return sum(int((lane.events["end_ns"] - lane.events["start_ns"]).sum()) for lane in lanes)

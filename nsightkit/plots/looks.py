@@ -38,19 +38,19 @@ def part_name(name: str) -> str:
 
 def time_unit(largest: float) -> tuple[float, str]:
     """Choose the unit in which a time reads well, as nanoseconds per unit and its symbol."""
-    return _unit(largest, _TIMES)
+    return _fitting_unit(largest, _TIMES)
 
 
 def byte_unit(largest: float) -> tuple[float, str]:
     """Choose the unit in which an amount of memory reads well, as bytes per unit and its symbol."""
-    return _unit(largest, _SIZES)
+    return _fitting_unit(largest, _SIZES)
 
 
-def _unit(largest: float, units: _Units) -> tuple[float, str]:
-    """The largest unit that is not larger than a value, else the smallest."""
-    for size, name in units:
+def _fitting_unit(largest: float, units: _Units) -> tuple[float, str]:
+    """The largest unit that is not larger than a value, else the smallest; as its size and its symbol."""
+    for size, symbol in units:
         if largest >= 0.9995 * size:  # written with three digits, it rounds up to this unit
-            return size, name
+            return size, symbol
     return units[-1]
 
 
@@ -60,14 +60,14 @@ def duration(value: float) -> str:
 
 
 def amount(value: float) -> str:
-    """Write a number of bytes with its unit, three digits."""
+    """Write a number of bytes, not negative, with its unit, three digits."""
     return _three_digits(value, *byte_unit(value))
 
 
-def _three_digits(value: float, size: float, name: str) -> str:
-    """Write a value in a unit of a size and a name: "1.52 ms"."""
+def _three_digits(value: float, size: float, symbol: str) -> str:
+    """Write a value, given in base units, in a unit of that size and symbol: "1.52 ms"."""
     rounded = float(f"{value / size:.3g}")
-    return f"{rounded:,g} {name}"
+    return f"{rounded:,g} {symbol}"
 
 
 #: By quantity: what chooses the unit for a largest value, and what writes a value with its unit.
@@ -75,7 +75,7 @@ QUANTITIES = {"time": (time_unit, duration), "memory": (byte_unit, amount)}
 
 
 def spoken(pairs: Iterable[tuple[object, str]], most: int = 6) -> str:
-    """Write names and values as alternative text: "rank 0 3 ms, rank 1 5 ms, and 4 more"."""
+    """Write names and values as alternative text, `most` of them: "rank 0 3 ms, rank 1 5 ms, and 4 more"."""
     words = [f"{plain(name)[:60]} {value}" for name, value in pairs]
     if len(words) > most:
         words[most:] = [f"and {len(words) - most} more"]

@@ -52,10 +52,7 @@ _NameNumbers = dict[tuple[str, str], int]
 
 
 def _items_of_lane(lane: Lane, first_ns: int, number_of_name: _NameNumbers) -> pd.DataFrame:
-    """A lane's events as :func:`items`, still without merging; new names are added to `number_of_name`.
-
-    Each number means a shown text and its kind, which decides the colour.
-    """
+    """A lane's events as :func:`items`, still without merging; new names are added to `number_of_name`."""
     codes, texts = pd.factorize(lane.events["name"])
     numbers = []
     # Events without a name have code -1, which takes the appended "".
@@ -86,7 +83,7 @@ def short(text: str) -> str:
     ----------
     text : str
     """
-    line = plain(text[: 4 * _LONGEST_TEXT])
+    line = plain(text[: _LONGEST_TEXT + 1])  # `plain` never shortens: one more shows an excess
     if len(line) <= _LONGEST_TEXT:
         return line
     return f"{line[: _LONGEST_TEXT - 1]}…"
@@ -100,26 +97,27 @@ def items(start: np.ndarray, length: np.ndarray, name: np.ndarray) -> pd.DataFra
     start, length : array of int64
         Nanoseconds, since the trace's first event.
     name : array of int
-        The name of a run is that of its longest event.
+        The number of each one's name; a run has that of its longest event.
 
     Returns
     -------
     DataFrame
-        Also with ``busy``, the sum of the events' durations, and ``number``, how many there are; by start.
+        Also with ``busy``, the sum of the events' durations, here `length`; ``number``, how many there are, here 1; and
+        ``lane``, here 0, for the caller to set. By start.
     """
     columns = {"lane": 0, "start": start, "length": length, "busy": length, "number": 1, "name": name}
     return pd.DataFrame(columns).sort_values("start", kind="stable", ignore_index=True)
 
 
 def merged(events: pd.DataFrame, cell_ns: int) -> pd.DataFrame:
-    """Make one item of the events of a lane that are shorter than a cell of time and begin in the same one.
+    """Make one item of the events of a lane that are shorter than a cell of time and begin in the same cell.
 
     Counts and sums of durations are kept exactly, and no item is two cells long unless its one event is.
 
     Parameters
     ----------
     events : DataFrame
-        As :func:`items` makes it.
+        As :func:`items` makes it, each row with its own index; of any number of lanes.
     cell_ns : int
         Length of the cells, which divide the time from 0.
 
@@ -187,7 +185,10 @@ def pack(traces: Mapping[str, Rows], *, title: str, most_bytes: int) -> Interact
 
 
 def _pack_to_fit(page: Json, events: pd.DataFrame, names: list[tuple[str, str]], most_bytes: int) -> str:
-    """Pack a page's events, merged in ever wider cells until they take no more than `most_bytes`."""
+    """Pack a page's events, merged in ever wider cells until they take no more than `most_bytes`.
+
+    Where even one item in each lane takes more, it is packed all the same.
+    """
     cell_ns = 0  # nothing is merged
     longest_ns = max(trace["span"] for trace in page["traces"])
     while True:
@@ -205,7 +206,8 @@ def _pack_to_fit(page: Json, events: pd.DataFrame, names: list[tuple[str, str]],
 def _packed_lanes(events: pd.DataFrame, names: list[tuple[str, str]]) -> Json:
     """Turn items into what `timeline.js` reads: the columns of each lane, and the names and kinds that they use.
 
-    Names are numbered anew, from 0: merging leaves some unused. For the columns see the top of this module.
+    Names are numbered anew, from 0: merging leaves some unused. For the columns see the top of this module. Every lane
+    has events, so its place in the list is its number.
     """
     codes, used_names = pd.factorize(events["name"])
     end = events["start"] + events["length"]

@@ -32,13 +32,16 @@ SERIES = (BLUE, VERMILION, GREEN, PURPLE, OCHRE, RED)
 
 
 def new_figure(height: float, title: str) -> tuple[Figure, Any]:
-    """Make a figure with one pair of axes, known to pyplot; of the frame only the left and the bottom line."""
+    """Make a figure `height` inches high with one pair of axes, known to pyplot, which the gallery asks for figures."""
     figure, (axes,) = new_grid(1, height, title)
     return figure, axes
 
 
 def new_grid(columns: int, height: float, title: str, **shared: Any) -> tuple[Figure, Any]:
-    """Make a figure with axes side by side under one title, which may be as wide as all of them."""
+    """Make a figure with axes side by side under one title, which may be as wide as all of them; `height` in inches.
+
+    Of each frame only the left and the bottom line are drawn. `shared` is for :func:`matplotlib.pyplot.subplots`.
+    """
     figure, grid = plt.subplots(1, columns, figsize=(7.6, height), layout="constrained", squeeze=False, **shared)
     figure.suptitle(plain(title), x=0.01, ha="left", fontsize="large")
     for axes in grid[0]:
@@ -47,7 +50,7 @@ def new_grid(columns: int, height: float, title: str, **shared: Any) -> tuple[Fi
 
 
 @lru_cache
-def _font() -> Any:
+def _figure_font() -> Any:
     """The font that figures are written in."""
     return get_font(findfont(FontProperties()))
 
@@ -61,7 +64,7 @@ def plain(text: object, longest: int = 60) -> str:
     if len(words) > longest:
         words = words[: longest - 1] + "…"
     for character in set(words):
-        if not _font().get_char_index(ord(character)):
+        if not _figure_font().get_char_index(ord(character)):
             words = words.replace(character, "□")
     return words.replace("$", r"\$")
 

@@ -91,9 +91,7 @@ def html(traces: Mapping[str, Trace], *, selection: str = "") -> str:
     title = f"GPU profile: {sides[0].label}"
     if len(sides) > 1:
         title = f"GPU profiles: {len(sides)} traces side by side"
-    rows = {}
-    for side in sides:
-        rows[side.label] = all_rows(side.trace, _ROW_LIMITS, gaps.causes(side.trace))
+    rows = {side.label: all_rows(side.trace, _ROW_LIMITS, gaps.causes(side.trace)) for side in sides}
     timeline = pack(rows, title="Timeline", most_bytes=_TIMELINE_BYTES)
     # All text is escaped but our own style and scripts, and the timeline, which is HTML already.
     environment = card.jinja_environment("nsightkit.report", _shown_text)

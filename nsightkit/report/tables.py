@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from nsightkit.trace.model import Trace
 
 #: Rows of a table; a line below it counts the others.
 _MOST_ROWS = 500
+#: Rows of the table of the longest gaps.
 _LONGEST_GAPS = 100
 #: Measures of each trace, where several are compared: more do not fit the width of a page.
 _MEASURES_COMPARED = 3
@@ -48,15 +50,12 @@ SECTIONS = msgspec.toml.decode(Path(__file__).with_name("sections.toml").read_by
 
 
 def _answer_rows(section: Section, trace: Trace) -> list[_Row]:
-    """Ask a section's question about one trace; no rows where it has no answer."""
-    if section.ask == "longest gaps":
-        # Evidence takes long, so it is sought only for gaps that can be among the longest: no shorter than the last of
-        # them.
+    """Ask a section's question about one trace, and give the rows of its answer; none where it has no answer."""
+    if section.ask == "longest gaps":  # all others are keys of QUESTIONS
+        # Finding a gap's evidence takes long: leave out those shorter than the last of the longest.
         idle = intervals.idle_intervals(trace)
         longest = (idle["end_ns"] - idle["start_ns"]).nlargest(_LONGEST_GAPS)
-        shortest_ns = 0
-        if len(longest):
-            shortest_ns = int(longest.min())
+        shortest_ns = int(longest.min()) if len(longest) else 0
         frame = gaps.find(trace, min_ns=shortest_ns).nlargest(_LONGEST_GAPS, "duration_ns")
     else:
         try:
@@ -67,12 +66,12 @@ def _answer_rows(section: Section, trace: Trace) -> list[_Row]:
 
 
 class Listing(NamedTuple):
-    """A table of a section: columns that name a row, then each measure, of each trace where several are compared."""
+    """A table of a section, about one trace or several side by side."""
 
     sides: list[Side]
-    keys: list[str]
-    measures: list[str]
-    rows: list[list[_Row]]  # a row of the table is one of each trace's answers, empty where a trace has none
+    keys: list[str]  # the first columns, which name a row
+    measures: list[str]  # the columns after them, once for each side
+    rows: list[list[_Row]]  # for each row of the table, its row in the answer about each side, {} where that has none
     hidden: int  # how many rows are left out
 
 
@@ -88,36 +87,33 @@ def listings(section: Section, sides: Sequence[Side]) -> list[Listing]:
     Returns
     -------
     list of Listing
-        One for all traces, with their rows matched by key. Where rows have no keys, because they are moments such as
-        gaps, one for each trace. None where no trace has rows.
+        One for all traces, with their rows matched by key, or, where rows have no keys, because they are moments such
+        as gaps, one for each trace. Empty where no trace has rows.
     """
     answers: list[tuple[Side, list[_Row]]] = []
     for side in sides:
         rows = _answer_rows(section, side.trace)
         if rows:
             answers.append((side, rows))
-    # Moments are not compared: each row is one of a single trace, where a compared row is a list, one of each trace.
-    if not section.keys:
+    if not section.keys:  # each row of a table about one side is a list of one
         return [_listing(section, [side], [[row] for row in rows]) for side, rows in answers]
     rows_by_key: dict[tuple[Any, ...], list[_Row]] = {}
-    for number, (_, rows) in enumerate(answers):
+    for side_number, (_, rows) in enumerate(answers):
+        repeats: Counter[Any] = Counter()  # rows so far with each key
         for row in rows:
             key = tuple(row[name] for name in section.keys)
-            rows_of_traces = rows_by_key.setdefault(key, [{} for _ in answers])
-            rows_of_traces[number] = row
-    # By the first measure, of the trace that has most of it.
+            repeats[key] += 1
+            # Rows of a trace may share a key, such as sums of a matrix by row and by column: the n-th match the n-th.
+            rows_of_sides = rows_by_key.setdefault((*key, repeats[key]), [{} for _ in answers])
+            rows_of_sides[side_number] = row
+    # By the first measure, on the side that has most of it.
     first_measure = section.measures[0]
     joined = sorted(rows_by_key.values(), key=lambda rows: -max(row.get(first_measure) or 0 for row in rows))
-    if joined:
-        return [_listing(section, [side for side, _ in answers], joined)]
-    return []
+    return [_listing(section, [side for side, _ in answers], joined)] if joined else []
 
 
 def _listing(section: Section, sides: list[Side], rows: list[list[_Row]]) -> Listing:
-    """Make a table for the page, without empty columns and without rows beyond the limit.
-
-    A side is one of the traces, and each row of the table holds the matching row of each side's answer.
-    """
+    """Make a table for the page, without empty columns and rows beyond the limit; `rows` as in :class:`Listing`."""
     measures = section.measures
     if len(sides) > 1:
         measures = measures[:_MEASURES_COMPARED]
@@ -131,6 +127,6 @@ def _listing(section: Section, sides: list[Side], rows: list[list[_Row]]) -> Lis
 
 
 def _filled_columns(names: Sequence[str], rows: list[list[_Row]]) -> list[str]:
-    """The columns that hold something in any row: some text, a flag that is set, a device other than 0."""
+    """The columns that are not empty, False or 0 in all rows: the device is no column where all rows have GPU 0."""
     all_rows = [row for rows_of_traces in rows for row in rows_of_traces]
     return [name for name in names if any(row.get(name) for row in all_rows)]

@@ -46,7 +46,7 @@ def load(path: AnyPath, *, cache: bool | None = None) -> Trace:
         trace (``.json``, ``.json.gz``), or one of our own recordings (a Parquet folder).
     cache : bool, optional
         Whether columns of a big trace are kept in a Parquet cache beside it. Default: yes, unless the
-        environment variable ``NSIGHTKIT_NO_CACHE`` is ``1``.
+        environment variable ``NSIGHTKIT_NO_CACHE`` is ``1``, ``true`` or ``yes``.
 
     Returns
     -------
@@ -63,7 +63,7 @@ def load(path: AnyPath, *, cache: bool | None = None) -> Trace:
 
 
 def caching() -> bool:
-    """Whether caches may be kept: the environment variable ``NSIGHTKIT_NO_CACHE`` is not set to true."""
+    """Whether caches may be kept: the environment variable ``NSIGHTKIT_NO_CACHE`` is not 1, true or yes."""
     return os.environ.get("NSIGHTKIT_NO_CACHE", "") not in ("1", "true", "yes")
 
 
@@ -77,22 +77,21 @@ def kind_of(path: Path) -> str:
     Returns
     -------
     str
-        Of files and folders that nsightkit reads: ``sqlite``, ``json``, ``parquetdir``, ``store``, ``snapshot``,
-        ``ncu-csv``, ``nsys-rep``, ``ncu-rep``. Of others: ``unfinished``, ``pointer`` (of Git LFS), ``empty``,
-        ``absent``, ``special`` (not a regular file), ``folder``, ``other``. A file of any kind may be damaged.
+        Of files and folders that nsightkit reads: ``sqlite``, ``json``, ``parquetdir``, ``store`` (a recording of
+        ours), ``snapshot`` (a pickle), ``ncu-csv``, ``nsys-rep``, ``ncu-rep``. Of others: ``unfinished``, ``pointer``
+        (of Git LFS), ``empty``, ``absent``, ``special`` (not a regular file), ``folder``, ``other``. A file of any
+        kind may be damaged.
     """
     if path.is_dir():
         from nsightkit.trace import store
 
         if store.is_store(path):
             return "store"
-        # Folders named `*.parquet` are traces that nsightkit recorded, such as those of `nsightkit demo`: give one of
-        # them. Files of an nsys export have such names, too; one that is not a regular file is refused later.
+        # An nsys export holds files named `*.parquet`. Folders named so are recordings of ours (`nsightkit demo`), of
+        # which the user must give one. Anything else of such a name, such as a FIFO, is refused later.
         return "folder" if all(map(Path.is_dir, path.glob("*.parquet"))) else "parquetdir"
     if not path.is_file():
-        if path.exists():
-            return "special"
-        return "absent"
+        return "special" if path.exists() else "absent"
     with path.open("rb") as stream:
         head = stream.read(4096)
         kind = next((kind for pattern, kind in _FIRST_BYTES.items() if re.match(pattern, head)), None)
@@ -108,7 +107,7 @@ def kind_of(path: Path) -> str:
 
 
 def _open_with_reader(path: Path, cache: bool) -> Source:
-    """Open a trace with the reader of its kind; refuse any other file with a remedy."""
+    """Open a trace with the reader of its kind; refuse any other file, such as a memory snapshot, with a remedy."""
     # Readers are imported only here, when one is needed: pyarrow and other libraries take time to import.
     kind = kind_of(path)
     if kind == "store":

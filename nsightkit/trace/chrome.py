@@ -83,6 +83,7 @@ def _write_document(trace: Trace, out: BinaryIO | gzip.GzipFile) -> None:
             frame["name"] = frame.get("kind", "CUDA graph")  # copies and syncs have a kind, graphs have none
         frame["start_ns"] -= first_ns
         frame["end_ns"] -= first_ns
+        # `tracks` has the rows of `frame`, in the same order.
         frame["pid"] = tracks["pid"].to_numpy()
         frame["tid"] = tracks["tid"].to_numpy()
         for begin in range(0, len(frame), _ROWS_AT_ONCE):
@@ -124,10 +125,10 @@ def _microseconds(ns: pd.Series[int]) -> Iterator[str]:
 
 
 def _placed_events(trace: Trace) -> pd.DataFrame:
-    """Give each event of the trace a track.
+    """Give each event of the trace a track: a row per event, ``table`` by ``table`` in the order of its rows.
 
-    Its ``owner`` is a process or a GPU, its ``queue`` a thread or a stream, and its ``lane`` one of the tracks that
-    draw a queue; ``pid`` and ``tid`` are the numbers of owner and track in the file.
+    Its ``owner`` is a process or a GPU (``is_gpu``), its ``queue`` a thread or a stream, and its ``lane`` one of the
+    tracks that draw a queue, 0 for the first; ``pid`` and ``tid`` are the numbers of owner and track in the file.
     """
     frames = []
     for table in (*_GPU_TABLES, *_CPU_TABLES):
@@ -173,14 +174,17 @@ def _viewer_lanes(queue: npt.NDArray[Any], start: _Ints, end: _Ints) -> _Ints:
 
 
 def _nests(open_ends: list[int], start: int, end: int) -> bool:
-    """Drop the ends that `start` has passed, then check that the innermost open event lasts until `end`."""
+    """Drop the ends that `start` has passed, then check that no event is open or the innermost lasts until `end`."""
     while open_ends and open_ends[-1] <= start:
         open_ends.pop()
     return not open_ends or end <= open_ends[-1]
 
 
 def _track_names(trace: Trace, events: pd.DataFrame) -> list[Json]:
-    """List the metadata events that name the process or GPU, and the thread or stream, of each track."""
+    """List the metadata events that name the process or GPU, and the thread or stream, of each track.
+
+    `events` are those of :func:`_placed_events`.
+    """
     gpus = {gpu.device: gpu.name or "" for gpu in trace.meta.gpus}
     threads = trace.thread_names()
     metadata = []

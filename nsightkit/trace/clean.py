@@ -125,7 +125,7 @@ _HINTS = re.compile(
 
 
 class TextCleaner:
-    """Replace personal names and secrets in texts.
+    """Replace personal names and secrets in texts: ``[user]``, ``[host]``, ``[secret]`` and so on stand in their place.
 
     Parameters
     ----------
@@ -216,7 +216,7 @@ def _shortened_path(match: re.Match[str]) -> str:
     path = match[0]
     in_library = _LIBRARY_PATH.search(path)
     if in_library:
-        return in_library[1] + in_library[2]
+        return in_library[1] + in_library[2]  # without the user between them in `torchinductor_USER/…`
     name = re.split(r"[/\\]", path.rstrip("/\\"))[-1]
     if _CODE_OR_DATA_FILE.fullmatch(name):
         return name
@@ -225,8 +225,8 @@ def _shortened_path(match: re.Match[str]) -> str:
     return path
 
 
-def _this_machine() -> dict[str, str]:
-    """Collect the names of this machine's host and user, and the secrets of this process's environment."""
+def _private_names_here() -> dict[str, str]:
+    """Collect this machine's host and user, and the secrets of this process's environment, for :class:`TextCleaner`."""
     pairs = [*os.environ.items(), ("HOSTNAME", socket.gethostname())]
     with contextlib.suppress(KeyError, OSError):  # some containers have no such user
         pairs.append(("USER", getpass.getuser()))
@@ -306,7 +306,7 @@ class _CleanSource:
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         meta = trace.meta
-        self.cleaner = TextCleaner({**_this_machine(), **meta.private})
+        self.cleaner = TextCleaner({**_private_names_here(), **meta.private})
         text = self.cleaner.text
         self.meta = dataclasses.replace(
             meta,
@@ -341,7 +341,7 @@ class _CleanSource:
         # These columns hold JSON, which a number behind it would break.
         if column in ("collective", "inputs"):
             return list(map(self.cleaner.json, originals))
-        counts = collections.Counter(originals)  # a cleaned text may also equal one that was clean before
+        counts = collections.Counter(originals)  # 1 each; a cleaned text may also equal one that was clean before
         cleaned = []
         for original in originals:
             text = self.cleaner.text(original)
@@ -386,7 +386,7 @@ class _SnapshotCopier:
     """Copies rows of a snapshot, their texts cleaned."""
 
     def __init__(self) -> None:
-        self.cleaner = TextCleaner(_this_machine())
+        self.cleaner = TextCleaner(_private_names_here())
         self._shared: dict[Any, Any] = {}  # frames by their values, stacks by the identities of their frames
 
     def rows(self, rows: Iterable[Json]) -> list[Json]:
@@ -405,7 +405,10 @@ class _SnapshotCopier:
         return copies
 
     def _stack(self, frames: Iterable[Json]) -> Any:
-        """Copy a call stack; equal frames, and equal stacks, come back as one object."""
+        """Copy a call stack; equal frames, and equal stacks, come back as one object.
+
+        `_shared` keeps every frame alive, so no two of them have the same `id`.
+        """
         stack = []
         for frame in frames:
             values = tuple(self.cleaner.value(frame.get(key)) for key in _FRAME_KEYS)

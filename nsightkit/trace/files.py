@@ -97,7 +97,7 @@ def drafted(path: Path) -> Iterator[Path]:
                     old = path.replace(draft.with_name("old"))
                     undo.callback(old.replace, path)
                 draft.replace(path)
-                undo.pop_all()
+                undo.pop_all()  # the draft is in place: forget the way back
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
 
@@ -120,7 +120,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def user_cache() -> Path:
-    """The folder of this user's caches that nsightkit cannot keep beside a trace."""
+    """Return the folder for this user's caches that cannot be kept beside a trace; it may be absent."""
     default = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
     return Path(os.environ.get("XDG_CACHE_HOME") or default) / "nsightkit"
 
@@ -149,12 +149,12 @@ def user_secret() -> bytes:
     with suppress(OSError):
         state = file.lstat()
         is_open_to_others = os.name == "posix" and state.st_mode & 0o077
-        if _is_plain(state) and state.st_size == _SECRET_BYTES and not is_open_to_others:
+        if _is_own_file(state) and state.st_size == _SECRET_BYTES and not is_open_to_others:
             return file.read_bytes()
     with replacing(file) as stream:
         Path(stream.name).chmod(0o600)
         stream.write(secrets.token_bytes(_SECRET_BYTES))
-    return file.read_bytes()
+    return file.read_bytes()  # another process may have written its own key since
 
 
 # -- private folders --------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def remove_folder(folder: Path, names: re.Pattern[str]) -> None:
     with suppress(OSError):
         files = list(folder.iterdir())
         for file in files:
-            if not (names.fullmatch(file.name) and _is_plain(file.lstat())):
+            if not (names.fullmatch(file.name) and _is_own_file(file.lstat())):
                 return
         for file in files:
             file.unlink()
@@ -221,6 +221,6 @@ def _is_ours(state: os.stat_result) -> bool:
     return os.name != "posix" or state.st_uid == os.geteuid()
 
 
-def _is_plain(state: os.stat_result) -> bool:
+def _is_own_file(state: os.stat_result) -> bool:
     """Check in a result of lstat that it is a regular file of this user."""
     return stat.S_ISREG(state.st_mode) and _is_ours(state)

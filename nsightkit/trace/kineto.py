@@ -165,7 +165,10 @@ class _Args(msgspec.Struct, rename=_RENAMED, frozen=True, gc=False):
 
 
 class _Event(msgspec.Struct, gc=False):
-    """An event of the Chrome trace format: ``ph`` is its phase, ``ts`` its start and ``dur`` its duration, in µs."""
+    """An event of the Chrome trace format: ``ts`` is its start and ``dur`` its duration, in µs.
+
+    ``ph`` is its phase: X for an event with a duration, M for metadata such as a thread's name; we read no others.
+    """
 
     ph: str = ""
     cat: str = ""
@@ -269,6 +272,7 @@ def _unpacked_blocks(path: Path) -> Iterator[bytes]:
         try:
             while block := stream.read(CHUNK_BYTES):
                 unpacked_bytes += len(block)
+                # `file.tell()`: how much of the gzip file has been read.
                 if is_packed and unpacked_bytes > max(_SMALL_BYTES, _MOST_EXPANSION * file.tell()):
                     problem = f"unpacks to more than {_MOST_EXPANSION} times its size, which no profiler's trace does"
                     raise TraceError(path, problem, "unpack it and look at it first")
@@ -301,7 +305,7 @@ def _trace_documents(path: Path) -> Iterator[_Document]:
         if cut is not None:
             try:
                 document = decode(b"".join((opening, memoryview(rest)[: cut.end(1)], b"]}")))
-            except msgspec.ValidationError:
+            except msgspec.ValidationError:  # one of _JSON_ERRORS, but of complete JSON: more of it will not help
                 raise
             except _JSON_ERRORS:
                 continue  # perhaps the cut is between two objects in an event: try again with the next block
@@ -323,7 +327,7 @@ def _numbering() -> dict[Any, int]:
 
 
 def _text_column(codes: Any, values: Iterable[Any], wording: Callable[[Any], str]) -> pd.Categorical:
-    """Make a column of texts: each code stands for one of `values`, which `wording` turns into a text."""
+    """Make a column of texts: each code is the position of one of `values`, which `wording` turns into a text."""
     positions, distinct_codes = pd.factorize(codes)
     value_of_code = list(values)
     return categorical(positions, [wording(value_of_code[code]) for code in distinct_codes])
@@ -409,7 +413,12 @@ _CODED_COLUMNS = {
 
 
 class _Reader:
-    """Collects the events of documents in columns, and makes the tables of them."""
+    """Collects the events of documents in columns, and makes the tables of them.
+
+    ``_columns_by_table`` has a list for each table, with a dict of columns for each document. ``_codes`` has, for each
+    column of codes, a dict from values to codes (:func:`_numbering`); a thread's value is its (pid, tid).
+    ``_document`` has the members of all documents, without the events.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -462,7 +471,7 @@ class _Reader:
     def _add_rows(self, table: str, events: list[_Event]) -> None:
         """Add events to the columns of a table; leave out those without a usable start."""
         start, is_time = _nanoseconds([event.ts for event in events])
-        duration, _ = _nanoseconds([event.dur for event in events])
+        duration, _ = _nanoseconds([event.dur for event in events])  # 0 where absent or damaged
         is_time &= (start >= 0) & (duration < _TIME_LIMIT_NS - start)
         if not is_time.all():
             self._left_out_count += int((~is_time).sum())
@@ -489,6 +498,7 @@ class _Reader:
         """Return a source of all tables, with the description of the capture."""
         if self._document.trace_events is None:
             raise TraceError(self._path, "is JSON, but not a Chrome trace (it has no traceEvents)", _REMEDY)
+        # Kineto writes the version of its schema even where it recorded no event.
         if not self._columns_by_table and not self._document.schema_version:
             problem = "is a Chrome trace, but not of PyTorch's profiler (no event has a category that it writes)"
             if self._has_old_profiler:
@@ -497,7 +507,7 @@ class _Reader:
         threads = _thread_ids(self._codes["thread"])
         frames = self._make_frames(threads)
         self._leave_out_unplaced_events(frames)
-        window_ns = _capture_window(frames.pop("captures", None))
+        window_ns = _capture_window(frames.pop("captures", None))  # no table of the trace model
         _describe_collectives(frames)
         for table, frame in frames.items():
             self._decode_columns(table, frame)
@@ -549,9 +559,7 @@ class _Reader:
 
     def _add_nesting(self, ranges: pd.DataFrame) -> None:
         """Add each range's level and parent."""
-        tolerance_ns = 0
-        if self._has_whole_us_only:  # rounding may end a child after its parent
-            tolerance_ns = 1000
+        tolerance_ns = 1000 if self._has_whole_us_only else 0  # rounding to µs may end a child after its parent
         level, parent = nesting(ranges["thread"], ranges["start_ns"], ranges["end_ns"], tolerance_ns)
         ranges["level"] = level
         ranges["parent"] = parent
@@ -590,7 +598,8 @@ class _Reader:
 def _describe_collectives(frames: _Frames) -> None:
     """Complete the kernels' descriptions of their collectives by those of the operators that launched them.
 
-    The columns ``collective`` hold codes here, 0 for none.
+    The columns ``collective`` hold codes here, 0 for none. The trace model's ``ops.correlation`` and
+    ``kernels.sequence`` (a collective's number, -1 for none) are filled here, too.
     """
     operators = frames.get("ops")
     kernels = frames.get("kernels")
@@ -602,6 +611,7 @@ def _describe_collectives(frames: _Frames) -> None:
         return
     # The operators that launch collectives, by the id that their kernels have, too.
     launching = operators[(operators["collective"] > 0) & (operators["external_id"] > 0)]
+    # Each id once, as `map` below requires.
     launching = launching.drop_duplicates("external_id", keep="last").set_index("external_id")
     for column, operator_column, absent in (("collective", "collective", 0), ("sequence", "collective_sequence", -1)):
         of_operator = kernels["external_id"].map(launching[operator_column]).fillna(absent).astype("int64")
@@ -632,11 +642,10 @@ def _missing_tables(frames: _Frames, *, is_lost: bool) -> list[str]:
 
 def _private_names(document: _Document) -> dict[str, str]:
     """Collect the names of people and machines in what a trace says about itself, such as the name of its file."""
-    path = document.trace_name[:4096]
+    path = document.trace_name[:4096]  # no system has longer ones, and patterns would search a forged one for long
     worker = _WORKER.fullmatch(path)
-    host = ""
-    if worker:
-        host = worker[1]
+    host = worker[1] if worker else ""
+    # Without a variable's name, only the owner of a home folder is looked for in the path.
     return private_names([("", path), ("HOSTNAME", host), *document.distributed_info.items()])
 
 
@@ -661,7 +670,7 @@ def _thread_ids(places: Iterable[tuple[Any, Any]]) -> _Ints:
 
 def _set_processes_of_gpu_rows(frames: _Frames) -> None:
     """Set the process of GPU rows to the one that launches: PyTorch profiles one process per file."""
-    process = 0
+    process = 0  # where no table of the CPU has a row
     # The last of these tables that has rows decides: calls know best, then operators.
     for table in ("ranges", "ops", "calls"):
         if table in frames and len(frames[table]):
@@ -676,10 +685,10 @@ def _set_processes_of_gpu_rows(frames: _Frames) -> None:
 def _nanoseconds(raw: list[msgspec.Raw]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
     """Turn JSON numbers of microseconds into nanoseconds, exactly, and return a mask of those that are times, too.
 
-    Arrow's decimals have 128 bits: nothing passes through a float.
+    All others are 0. Arrow's decimals have 128 bits: nothing passes through a float.
     """
     us = _parse_us_as_csv(raw)
-    if len(us) != len(raw):
+    if len(us) != len(raw):  # some are written in another way: one by one
         us = pa.array(list(map(_parse_us_as_decimal, raw)), _US)
     # A number of µs with three decimals is stored as 1000 times its value: ns, in two halves of 64 bits. If it fits in
     # the lower half, the upper one only repeats its sign: 0 or -1.
@@ -745,7 +754,7 @@ def _integers_in_json(values: list[Any], default: int) -> _Ints:
 
 def _launched_kernel(raw: bytes) -> str:
     """Decode the name of the kernel that a call launches; "" where it is absent or damaged."""
-    with contextlib.suppress(ValueError, *_JSON_ERRORS):  # a number no Python takes
+    with contextlib.suppress(ValueError, *_JSON_ERRORS):  # ValueError: an integer of more digits than Python reads
         return _plain_text(msgspec.json.decode(raw or b"null"))
     return ""
 
@@ -800,6 +809,7 @@ def short_kernel_name(name: str) -> str:
     str
         ``reduce_kernel``
     """
+    # Without the brackets that open no argument list: the name ends at the first that is left.
     text = name[:_MOST_NAME_LETTERS].replace("(anonymous namespace)", "").replace("operator()", "operator")
     for _ in range(_MOST_NESTED):  # from the inside out
         text = _INNERMOST_ARGUMENTS.sub("", text)

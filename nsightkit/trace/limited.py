@@ -50,7 +50,7 @@ def ask_limited(
     ChildProcessError
         The process crashed, was ended at a limit, or took too long.
     """
-    import msgspec
+    import msgspec  # not at the top: the child, which cannot import it, runs this file, too
 
     limits = [str(memory_bytes), str(seconds), str(output_bytes)]
     # Isolated: neither this folder nor the environment can replace what it imports.

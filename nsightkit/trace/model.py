@@ -56,7 +56,7 @@ _Answer = TypeVar("_Answer")
 
 
 def table_words(tables: Iterable[str]) -> list[str]:
-    """Call tables what people call them."""
+    """Return the words that people use for tables, such as "CUDA calls" for ``calls``."""
     return [_WORDS.get(table, table) for table in tables]
 
 
@@ -127,7 +127,10 @@ class Source(Protocol):
         """
 
     def first_ns(self) -> int:
-        """Return the start of the earliest event of any table in :data:`EVENT_TABLES`, on the source's clock."""
+        """Return the start of the earliest event of any table in :data:`EVENT_TABLES`, on the source's clock.
+
+        0 without events.
+        """
 
 
 class Trace:
@@ -136,7 +139,7 @@ class Trace:
     Use :func:`nsightkit.load` to make one. ``trace["kernels"]`` is a whole table; :meth:`table` reads selected columns.
     All times are integer nanoseconds since the trace's first event; ``t0_ns`` is that event's time on the source's
     clock, so ``start_ns + t0_ns`` is what the nsys GUI shows. Rows keep the source's order, which is not time
-    order.
+    order. A trace may be a selection (:meth:`masked`): of another trace, its ``whole``, it keeps some rows.
 
     Parameters
     ----------
@@ -151,7 +154,7 @@ class Trace:
         self._source = source
         self.path = path
         #: columns read so far by table and name; of a selection, copies of its rows
-        self._columns: dict[str, dict[str, pd.Series]] = collections.defaultdict(dict)
+        self._loaded_columns: dict[str, dict[str, pd.Series]] = collections.defaultdict(dict)
         #: tables whose times have been moved to the trace's clock; the others' are on the source's until asked for
         self._tables_on_clock: set[str] = set()
         #: of a selection, by table, which rows of the whole trace it keeps (:meth:`masked`)
@@ -217,7 +220,7 @@ class Trace:
         if mask is not None:
             return int(mask.sum())
         self.prefetch({table: TIME_COLUMNS})  # every table has them, and most analyses read them next
-        return len(self.whole._columns[table]["start_ns"])
+        return len(self.whole._loaded_columns[table]["start_ns"])
 
     def recorded(self, table: str) -> bool:
         """Whether the source recorded this table (an empty recorded table says "none happened").
@@ -256,7 +259,8 @@ class Trace:
         Returns
         -------
         DataFrame
-            One row an event, default integer index, in the source's order.
+            One row per event, default integer index, in the source's order. The caller may change it: pandas copies
+            on write.
         """
         wanted = list(TABLES[name]) if columns is None else list(columns)
         stored = _with_both_times(wanted)
@@ -265,10 +269,10 @@ class Trace:
         # a selection are copies, so the whole trace's times move before they are copied.
         if name in self._masks or not set(TIME_COLUMNS).isdisjoint(wanted):
             self.whole._put_on_clock(name)
-        columns_of_whole = self.whole._columns[name]
+        columns_of_whole = self.whole._loaded_columns[name]
         held = columns_of_whole
         if name in self._masks:
-            held = self._columns[name]
+            held = self._loaded_columns[name]
             for column in stored:
                 if column not in held:
                     held[column] = columns_of_whole[column][self._masks[name]].reset_index(drop=True)
@@ -289,7 +293,7 @@ class Trace:
         """
         whole = self.whole  # a selected trace takes its rows from the columns that the whole one holds
         for name, columns in wanted.items():
-            loaded = whole._columns[name]
+            loaded = whole._loaded_columns[name]
             dtypes = {column: TABLES[name][column] for column in _with_both_times(columns) if column not in loaded}
             if dtypes:
                 with reading(self.path):
@@ -301,10 +305,10 @@ class Trace:
 
         Not before they are asked for: to find its first event, a source looks through all its tables.
         """
-        columns = self._columns[name]
-        if name in self._tables_on_clock or TIME_COLUMNS[0] not in columns:
+        columns = self._loaded_columns[name]
+        if name in self._tables_on_clock or "start_ns" not in columns:
             return
-        if len(columns[TIME_COLUMNS[0]]):
+        if len(columns["start_ns"]):
             columns |= _on_trace_clock(self.path, name, columns, self.t0_ns)
         self._tables_on_clock.add(name)
 
@@ -318,12 +322,12 @@ class Trace:
         return self._masks.get(table)
 
     def masked(self, masks: dict[str, np.ndarray]) -> Self:
-        """Select some rows of some tables of this trace; ``whole`` of the selection has them all.
+        """Select some rows of some tables of the whole trace, whatever this one selects of it.
 
         Parameters
         ----------
         masks : dict of str to ndarray of bool
-            One flag a row of the whole table; tables not named stay whole.
+            By table, one flag per row of the whole table; tables not named stay whole.
         """
         selection = type(self)(self._source, self.path)
         selection._selected_from = self.whole
@@ -391,7 +395,7 @@ def categorical(codes: np.ndarray, texts: Sequence[str]) -> pd.Categorical:
     Parameters
     ----------
     codes : ndarray of int
-        For each row, the position of its text. None may be negative: a missing text is the text "".
+        For each row, the position of its text. No code may be negative: a missing text is the text "".
     texts : sequence of str
     """
     is_used = np.zeros(len(texts), bool)
@@ -409,7 +413,7 @@ NEUTRAL = {"parent": -1, "sequence": -1, "forward_thread": -1}
 def complete(table: str, frame: pd.DataFrame | None = None, columns: Iterable[str] | None = None) -> pd.DataFrame:
     """Return a table with the trace model's columns; absent ones get their neutral value.
 
-    Times have no neutral value and stay absent.
+    Times have no neutral value and stay absent, unless there are no rows.
 
     Parameters
     ----------
@@ -427,7 +431,7 @@ def complete(table: str, frame: pd.DataFrame | None = None, columns: Iterable[st
         dtype = TABLES[table][column]
         if column in present:
             completed[column] = _converted(present[column], dtype)
-        elif column == "end_thread" and "thread" in present:
+        elif column == "end_thread" and "thread" in present:  # most ranges end on the thread on which they start
             completed[column] = present["thread"]
         elif dtype == "category":
             completed[column] = categorical(np.zeros(row_count, np.int8), [""])
@@ -505,7 +509,7 @@ def nesting(
         By how much, in the unit of `start`, a child may outlive its parent and still count as nested: traces
         with times rounded to microseconds need 1000 ns.
     alone : ndarray of bool, shape (n,), default False
-        Intervals without parent and children.
+        Intervals without parent and children, such as NVTX's start/end ranges.
 
     Returns
     -------
@@ -636,7 +640,7 @@ def _on_trace_clock(path: str | None, table: str, columns: Mapping[str, pd.Serie
     path : str or None
     table : str
     columns : mapping of str to Series
-        Admitted, with at least one row.
+        Checked, with at least one row.
     t0_ns : int
         The trace's time zero on the source's clock.
 
@@ -654,6 +658,8 @@ def _on_trace_clock(path: str | None, table: str, columns: Mapping[str, pd.Serie
 
 def _converted(values: pd.Series, dtype: str) -> pd.Series:
     """Convert values to the trace model's dtype where that loses nothing; return any others as they are.
+
+    Without rows any dtype is converted.
 
     Parameters
     ----------
@@ -701,7 +707,8 @@ def _check_meta(path: str | None, meta: Any) -> None:
         before it begins, a missing table that the trace model does not have.
     """
     try:
-        # Conversion back from plain values checks every type, and encoding that each text is valid Unicode.
+        # Conversion back from plain values checks every type, and encoding that each text is valid Unicode. Bytes stay
+        # bytes, which no field may hold: msgspec would make text of them.
         plain = msgspec.to_builtins(meta, str_keys=True, builtin_types=(bytes,))
         msgspec.convert(plain, type(meta), str_keys=True)
         msgspec.json.encode(plain)
@@ -752,9 +759,7 @@ def _problem_of_column(column: str, values: pd.Series, dtype: str, size: int) ->
         return _problem_of_texts(values.array)
     if column in TIME_COLUMNS:
         is_time = values.min() > -_TIME_LIMIT_NS and values.max() < _TIME_LIMIT_NS
-        if is_time:
-            return None
-        return "is outside the range of times"
+        return None if is_time else "is outside the range of times"
     if column in _LOWEST:
         return _problem_of_numbers(column, values.to_numpy())
     return None

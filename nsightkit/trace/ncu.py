@@ -89,7 +89,9 @@ def read(path: AnyPath) -> Report:
             first_bytes = stream.read(len(_MAGIC))
         if first_bytes == _MAGIC:
             return _read_report(path)
-        text = path.read_text(encoding="utf-8-sig", errors="replace")
+        # PowerShell redirects output as UTF-16, whose first two bytes tell the order of the others.
+        encoding = "utf-16" if first_bytes.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
+        text = path.read_text(encoding=encoding, errors="replace")
         return _read_csv(path, text)
 
 
@@ -104,6 +106,7 @@ def from_metrics(path: str, identities: Sequence[Json], metrics: list[_Values], 
     metrics : list of dict
         Of each launch, values by NVIDIA's name, in base units.
     units : dict of str to str
+        Base unit of each metric, by NVIDIA's name.
 
     Returns
     -------
@@ -162,7 +165,7 @@ _LINE_BREAKS = re.compile(r"[\r\n]+")
 #: ncu's name for the domain of ranges that have none.
 _NO_DOMAIN = "<default domain>"
 #: A launch's ranges are in one cell, each in quotes, with colons between its fields. The last field is the name again,
-#: which shows where a name with colons in it ends.
+#: which shows where a name with colons in it ends. The column's header ends so; it begins with the thread.
 _FIELDS_OF_RANGE = "Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
 #: The groups are domain and name; five fields follow that are not read, then the name again.
 _RANGE = re.compile(r'"([^":]*):([^"]*?)(?::[^":]*){5}:\2"')
@@ -190,7 +193,7 @@ def write(report: Report, path: AnyPath) -> Path:
     with replacing(path) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as stream:
         out = csv.writer(stream, quoting=csv.QUOTE_ALL, lineterminator="\n")
         out.writerow(["ID", *_IDENTITY_COLUMNS, f"thread {_FIELDS_OF_RANGE}", *names])
-        out.writerow([""] * (2 + len(_IDENTITY_COLUMNS)) + units)  # only metrics have units
+        out.writerow([""] * (2 + len(_IDENTITY_COLUMNS)) + units)  # ID, identity and ranges have no unit
         for row, values in zip(report.launches.to_dict("records"), report.metrics, strict=True):
             identity = [row[column] for column in _IDENTITY_COLUMNS.values()]
             ranges = "  ".join(map(_range_cell, row["ranges"]))
@@ -207,7 +210,7 @@ def _page_cell(value: Any) -> str:
 
 
 def _range_cell(qualified_name: str) -> str:
-    """Write a range, called ``NAME`` or ``DOMAIN@NAME``, as ncu does."""
+    """Write a range, called ``NAME`` or ``DOMAIN@NAME``, as ncu does; "none" in the fields that :func:`read` skips."""
     domain, at, name = qualified_name.replace('"', "'").partition("@")  # on the page a double quote would end the range
     if not at:  # there is only a name, in the place of the domain
         domain, name = _NO_DOMAIN, domain
@@ -241,7 +244,10 @@ def _read_report(path: Path) -> Report:
 
 
 def _decoded_launches(path: Path, folder: Path) -> list[Json]:
-    """Have NVIDIA's package, in `folder`, read a report in a separate process, as it aborts on some damaged ones."""
+    """Have NVIDIA's package, in `folder`, read a report in a separate process, as it aborts on some damaged ones.
+
+    The limits of that process grow with the report's size.
+    """
     size = path.stat().st_size
     with reading(path, "makes NVIDIA's reader fail: it is damaged, or of a newer ncu", _AGAIN_REMEDY):
         contents = ask_limited(
@@ -266,7 +272,7 @@ def _report_in_base_units(path: Path, launches: Iterable[tuple[Json, Iterable[tu
         for name, value, unit in launch_metrics:
             base, factor = ncu_metrics.base_unit(unit)
             units.setdefault(name, base)
-            values[name] = value
+            values[name] = value  # an integer in base units stays one
             if factor != 1.0 and not isinstance(value, str):
                 values[name] = value * factor
         identities.append(identity)
@@ -329,9 +335,10 @@ def _read_csv(path: Path, text: str) -> Report:
 
 
 def _metrics_in_row(row: _Texts, units: _Texts) -> list[tuple[str, Value, str]]:
-    """Return name, value and unit of each metric in a row."""
+    """Return name, value and unit of each metric in a row that has a value."""
     metrics = []
     for name, cell in row.items():
+        # Other columns have a blank in their name, list ranges ("Id:Domain:…"), or are listed here.
         is_metric = " " not in name and not name.startswith("Id:") and name not in ("ID", "Context", *_IDENTITY_COLUMNS)
         text = cell.strip()
         if is_metric and text.lower() not in _NO_VALUE:
@@ -351,7 +358,7 @@ def _parsed_value(text: str) -> Value:
 
 
 def _identity_in_row(row: _Texts) -> Json:
-    """Read from a row what identifies its launch."""
+    """Read from a row the names in :data:`IDENTITY` that it has; None for an empty cell, "" for the kernel's."""
     identity: Json = {"id": int(row["ID"])}
     for column, name in _IDENTITY_COLUMNS.items():
         identity[name] = row.get(column) or None

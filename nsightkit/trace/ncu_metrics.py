@@ -94,7 +94,7 @@ _SINGULAR = {"b": "byte", "bytes": "byte", "cycles": "cycle", "sectors": "sector
 
 @functools.cache
 def base_unit(unit: str) -> tuple[str, float]:
-    """Convert a unit, as any version of ``ncu`` writes it, to its base unit, and the factor to multiply values by.
+    """Return the base unit of a unit, as any version of ``ncu`` writes it, and the factor to multiply values by.
 
     ``ncu --csv`` scales each column to its own magnitude unless told ``--print-units base``, despite its help:
     one report's DRAM clock is in cycle/nsecond, another's in cycle/usecond.
@@ -109,6 +109,7 @@ def base_unit(unit: str) -> tuple[str, float]:
     str
         ``ns``, ``byte``, ``byte/s``, ``hz``, ``%``, …; an unknown unit as it is.
     float
+        Such as 1000 for ``us``; 1 for a base unit.
     """
     numerator, slash, denominator = unit.strip().partition("/")
     time = _TIME.fullmatch(numerator)

@@ -101,8 +101,8 @@ class NsysSource:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         _require_nsys_export(tables)
-        self._renumbered = _renumbered_gpus(tables)
-        self._first_ns: dict[str, int | None] = {}  # the least start of each of the exporter's tables of events
+        self._gpu_by_ordinal = _gpu_by_ordinal(tables)
+        self._first_ns_by_source: dict[str, int | None] = {}  # None: the table has no rows
         self.meta = self._read_meta()
 
     # -- the Source protocol ------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class NsysSource:
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
         parts = [self._read_source(table, source, columns) for source in self._sources_of(table)]
-        if not parts:
+        if not parts:  # not recorded: no rows
             return complete(table, None, columns)
         return pd.DataFrame({column: _concatenated([part[column] for part in parts]) for column in columns}, copy=False)
 
@@ -118,9 +118,9 @@ class NsysSource:
         """See :class:`~nsightkit.trace.model.Source`."""
         for table in EVENT_TABLES:
             for source in self._sources_of(table):
-                if source not in self._first_ns:
-                    self._first_ns[source] = self._tables.first(source, self._row_filter(source))
-        return min((start_ns for start_ns in self._first_ns.values() if start_ns is not None), default=0)
+                if source not in self._first_ns_by_source:
+                    self._first_ns_by_source[source] = self._tables.least_start(source, self._row_filter(source))
+        return min((start_ns for start_ns in self._first_ns_by_source.values() if start_ns is not None), default=0)
 
     # -- rows and columns ---------------------------------------------------------------------------------------
 
@@ -130,7 +130,10 @@ class NsysSource:
         return [source for source, entry in _SOURCES.items() if entry["table"] == table and source in tables]
 
     def _row_filter(self, source: str) -> RowFilter | None:
-        """Return which rows of the exporter's table are events of the trace model; None for all."""
+        """Return which rows of the exporter's table are events of the trace model.
+
+        None for all: of most tables, and where the export lacks the column by which rows are chosen.
+        """
         rows: RowFilter | None = _SOURCES[source].get("rows")
         if rows and rows["column"] in self._tables.tables[source]:
             return rows
@@ -139,7 +142,7 @@ class NsysSource:
     def _read_source(self, table: str, source: str, columns: Sequence[str]) -> pd.DataFrame:
         """Read the trace model's columns of one of the exporter's tables; absent ones get their neutral value."""
         exporter_columns = _COLUMNS[source]  # by column of the trace model
-        constants = _SOURCES[source].get("constants", {})
+        constants = _SOURCES[source].get("constants", {})  # one text for all rows, by column of the trace model
         wanted: set[str] = set()
         for column in columns:
             if column in exporter_columns:
@@ -157,25 +160,26 @@ class NsysSource:
     def _read_integers(self, source: str, columns: Collection[str]) -> Columns:
         """Read the exporter's columns that are there, for the rows that are events of the trace model.
 
-        An event that has not ended yet (``open``) ends with the latest event of its table.
+        The result has one column at least, which tells the number of rows. Where ``end`` is read, it also has ``open``:
+        which events had not ended yet. These end with the latest event of their table.
         """
         wanted = set(columns)
-        # Ends need starts. And if the table has none of the columns, its starts tell the number of rows.
+        # Ends of open events need starts. And if the table has none of the columns, its starts tell the number of rows.
         if "end" in wanted or wanted.isdisjoint(self._tables.tables[source]):
             wanted.add("start")
         wanted.update(_NEEDED_TO_FILTER.get(source, ()))
         present = sorted(wanted.intersection(self._tables.tables[source]))
         raw = self._tables.integers(source, present, self._row_filter(source))
         if "start" in raw and len(raw["start"]) and source != _SAMPLES:
-            self._first_ns[source] = int(raw["start"].min())  # saves `first_ns` a pass over the table
+            self._first_ns_by_source[source] = int(raw["start"].min())  # saves `first_ns` a pass over the table
         if "end" in raw:
-            is_open = raw["end"] == NULL
-            if is_open.any():
-                raw["end"][is_open] = max(raw["start"].max(), raw["end"].max())
-            raw["open"] = is_open
+            raw["open"] = raw["end"] == NULL
+            if raw["open"].any():
+                raw["end"] = np.where(raw["open"], max(raw["start"].max(), raw["end"].max()), raw["end"])
         keep = np.ones(len(next(iter(raw.values()))), bool)
         if source == _SAMPLES:  # nsys samples the whole machine: keep the processes that call CUDA
             callers = [self._read_integers(calls, ["globalTid"])["globalTid"] for calls in self._sources_of("calls")]
+            # The empty array stands for no callers: nothing cannot be concatenated.
             processes = np.unique(_process_of(np.concatenate([np.empty(0, np.int64), *callers])))
             keep = np.isin(_process_of(raw["globalTid"]), processes)
         if source == _WAITS:  # one call of MPI_Waitall has a row for each of its requests: keep the first
@@ -189,7 +193,7 @@ class NsysSource:
 
         Besides the exporter's columns `raw` holds ``open``, which :meth:`_read_integers` adds.
         """
-        values = raw[exporter_column]
+        values = raw[exporter_column]  # integers: times, sizes, ids, and NULL
         match table, column:
             case "ranges", "name":
                 return self._nvtx_names(values, self._row_filter(_NVTX))
@@ -203,11 +207,11 @@ class NsysSource:
                 return raw[column]
             case "ranges", "open":
                 return raw["open"]
-            case "ranges", "end_thread":
+            case "ranges", "end_thread":  # without a thread of its own, a range ended where it began
                 return _thread_of(np.where((values == NULL) | (values == 0), raw["globalTid"], values))
             case "calls", "name":
                 return self._texts_of_ids(values, _CALL_VERSION)
-            case "samples", "end_ns":
+            case "samples", "end_ns":  # made of the starts: nsys records no end
                 return _sample_ends(values, raw["globalTid"])
             case "samples", "name":
                 return self._sample_names(values)
@@ -219,18 +223,18 @@ class NsysSource:
                 return self._gpu_numbers(_or_zero(values), raw.get("globalPid"))
         if exporter_column in _LABELS:
             return _as_labels(values, _LABELS[exporter_column])
-        if TABLES[table][column] == "category":
+        if TABLES[table][column] == "category":  # all other texts are ids of strings
             return self._texts_of_ids(values)
         return _or_zero(values)
 
     # -- names --------------------------------------------------------------------------------------------------
 
     def _look_up_strings(self, ids: Array) -> list[str]:
-        """Look up the text of each string id; ``#7`` for an id 7 that the export does not hold."""
-        text_by_id = {}
+        """Look up the text of each string id; "" for NULL, and ``#7`` for an id 7 that the export does not hold."""
+        text_by_id = {NULL: ""}
         if "StringIds" in self._tables.tables:
             numbers, texts = self._tables.texts("StringIds", "id", "value", set(ids.tolist()))
-            text_by_id = dict(zip(numbers, texts, strict=True))
+            text_by_id.update(zip(numbers, texts, strict=True))
         return [text_by_id.get(number, f"#{number}") for number in ids.tolist()]
 
     def _texts_of_ids(self, ids: Array, ending: re.Pattern[str] | None = None) -> pd.Categorical:
@@ -245,7 +249,7 @@ class NsysSource:
         """Name NVTX events: by a string id (`ids`, of the column textId), else by the column text, else "".
 
         A string that the program registered with NVTX has an id. `rows` filters the rows of NVTX_EVENTS as it did for
-        `ids`, so that both columns have the same rows; without a filter events are named by their ids alone.
+        `ids`, so that both columns have the same rows. Without a filter the column text is not read.
         """
         codes, distinct = pd.factorize(ids)
         texts = self._look_up_strings(distinct)
@@ -260,18 +264,18 @@ class NsysSource:
             texts += distinct_row_texts.tolist()
         return categorical(codes, texts)
 
-    def _range_domains(self, ids: Array, thread: Array) -> pd.Categorical:
-        """Name the domain of each range, "" for the default one."""
-        name_by_key = self._domain_names() if ids.any() else {}
-        codes, distinct_keys = pd.factorize(_key_in_process(_process_of(thread), ids))
+    def _range_domains(self, domain_ids: Array, global_tid: Array) -> pd.Categorical:
+        """Name the domain of each range, "" for the default one, whose id is 0. Each process has its own ids."""
+        name_by_key = self._domain_names() if domain_ids.any() else {}
+        codes, distinct_keys = pd.factorize(_key_in_process(_process_of(global_tid), domain_ids))
         texts = []
         for key in distinct_keys.tolist():
-            domain = key & 0xFFFF_FFFF
+            domain = key & 0xFFFF_FFFF  # the key's lower half, without the process
             texts.append(name_by_key.get(key, f"domain {domain}") if domain else "")
         return categorical(codes, texts)
 
     def _domain_names(self) -> dict[int, str]:
-        """Read the names of domains, by the key of process and domain."""
+        """Read the names of domains from the events that name them, by :func:`_key_in_process` of the domain's id."""
         rows = {"column": "eventType", "numbers": (_DOMAIN,)}
         columns = {"domainId", "globalTid", "textId"}.intersection(self._tables.tables[_NVTX])
         events = self._tables.integers(_NVTX, sorted(columns), rows)
@@ -281,7 +285,10 @@ class NsysSource:
         return dict(zip(keys.tolist(), names, strict=True))
 
     def _sample_names(self, ids: Array) -> pd.Categorical:
-        """Name each sample by its innermost informative function, else by the module of its innermost frame."""
+        """Name each sample by its innermost informative function, else by the module of its innermost frame.
+
+        `ids` are the samples' ids, which each frame of the call chains refers to; a sample without frames is called "".
+        """
         columns = ["id", "symbol", "module", "stackDepth"]
         if not set(columns).issubset(self._tables.tables.get(_CALL_CHAINS, ())):
             return categorical(np.zeros(len(ids), np.int8), [""])
@@ -295,27 +302,26 @@ class NsysSource:
         # `name` is a position in `texts`: a frame's function, or the file of its module if the function is unknown.
         texts = [*functions.categories, *files, ""]
         frames["name"] = np.where(is_unknown, len(functions.categories) + modules.codes.astype(int), functions.codes)
-        # "rank" is no process's: of a sample's frames the lowest wins. 0: a function of the program, 1: one of the
-        # system, 2: a module.
-        frames["rank"] = np.where(is_unknown, 2, is_system)
-        best = frames.sort_values(["id", "rank", "stackDepth"]).drop_duplicates("id").set_index("id")["name"]
+        # Of a sample's frames the least vague wins. 0: a function of the program, 1: one of the system, 2: a module.
+        frames["vagueness"] = np.where(is_unknown, 2, is_system)
+        best = frames.sort_values(["id", "vagueness", "stackDepth"]).drop_duplicates("id").set_index("id")["name"]
         return categorical(best.reindex(ids, fill_value=len(texts) - 1).to_numpy(), texts)  # the last is ""
 
     def _gpu_numbers(self, ordinal: Array, global_pid: Array | None) -> Array:
-        """Turn each process's CUDA ordinals into the machine's numbers of GPUs."""
-        if not self._renumbered or global_pid is None:
+        """Turn each process's CUDA ordinals into the machine's numbers of GPUs, where the export tells them."""
+        if not self._gpu_by_ordinal or global_pid is None:
             return ordinal
         codes, distinct_keys = pd.factorize(_key_in_process(_process_of(global_pid), ordinal))
         # Where nothing else is known, the number is the ordinal, which is the key's lower half.
-        gpus = [self._renumbered.get(key, key & 0xFFFF_FFFF) for key in distinct_keys.tolist()]
+        gpus = [self._gpu_by_ordinal.get(key, key & 0xFFFF_FFFF) for key in distinct_keys.tolist()]
         return np.array(gpus, np.int64)[codes]
 
     # -- what the export says about itself ----------------------------------------------------------------------
 
     def _read_meta(self) -> TraceMeta:
-        """Describe the capture."""
+        """Describe the capture: the tool, the machine, the job, and what was not recorded."""
         facts = self._capture_facts()
-        fact_by_name = dict(facts)
+        fact_by_name = dict(facts)  # for names that come once
         lost_work_notes = [] if any(map(self._sources_of, GPU_TABLES)) else self._lost_work()
         return TraceMeta(
             tool="Nsight Systems",
@@ -334,7 +340,7 @@ class NsysSource:
         """List what the export says about the program and the capture, as names and values.
 
         nsys keeps the program's whole environment: each variable is listed as a fact of its own, and callers pick by
-        name those that they need.
+        name those that they need. A name may come several times, with different values.
         """
         facts = []
         for table in _FACT_TABLES:
@@ -355,6 +361,7 @@ class NsysSource:
 
         `has_lost_work` says that calls gave a GPU work of which nothing was recorded.
         """
+        # The words of the capture's options: `asked` in nsys.toml has those for a table.
         requested_events = {value for name, value in facts if name == "CAPTURE_EVENT_TYPE"}
         is_cuda_traced = any(map(self._sources_of, _CUDA_TABLES))
         missing = []
@@ -386,7 +393,7 @@ class NsysSource:
         start_ns, stop_ns = windows.pop()
         if start_ns is None or stop_ns is None or stop_ns < start_ns:
             return None
-        # Both are on the session's clock, but events are timed from the start of collection, which may come later.
+        # Both count from the start of the session. Events count from `start_ns`, at which collection began.
         return 0, stop_ns - start_ns
 
     def _rank_and_size(self, fact_by_name: dict[str, str]) -> Json:
@@ -395,13 +402,13 @@ class NsysSource:
         Without a rank the world size is left out, too: together they are the program's place in a job of several ranks.
         """
         job: Json = {}
-        for key, variables in _SCHEMA["places"].items():
+        for key, variables in _SCHEMA["places"].items():  # variables in order of preference
             texts = [fact_by_name.get(variable, "") for variable in variables]
             numbers = list(filter(_RANK_NUMBER.fullmatch, texts))
             if numbers:
                 job[key] = int(numbers[0])
         ranks = {row.get("rank") for row in self._tables.records(_MPI_RANKS)}
-        if len(ranks) == 1:
+        if len(ranks) == 1:  # else the report is of several ranks, or not of MPI
             job.setdefault("rank", _unsigned(ranks.pop()))
         if job.get("rank") is not None:
             return job
@@ -427,7 +434,7 @@ class NsysSource:
                 yield f"Nsight Systems warned that {warning['loss']}."
 
     def _lost_work(self) -> list[str]:
-        """Note that calls gave a GPU work, if they did; asked where the export has no work of a GPU."""
+        """List one note if calls gave a GPU work; only called where the export holds no work of a GPU."""
         if not self._sources_of("calls"):
             return []
         return lost_work(self.read("calls", ["name"])["name"])
@@ -460,16 +467,17 @@ def _require_nsys_export(tables: Tables) -> None:
     if not sources and not any(table in tables.tables for table in _SCHEMA["identify"]):
         raise TraceError(tables.path, "is a database, but not an Nsight Systems export", EXPORT_AGAIN)
     for source in sources:
+        # Samples have no end, but need a thread: only those of processes that call CUDA are kept.
         required = ["start", "globalTid" if source == _SAMPLES else "end"]
         for column in required:
             if column not in tables.tables[source]:
                 raise TraceError(tables.path, f"has a table {source} without the column {column}", EXPORT_AGAIN)
 
 
-def _renumbered_gpus(tables: Tables) -> dict[int, int]:
-    """Map process and CUDA ordinal to the number of the GPU, where the two differ (CUDA_VISIBLE_DEVICES).
+def _gpu_by_ordinal(tables: Tables) -> dict[int, int]:
+    """Map CUDA ordinals to the machine's numbers of GPUs, where the two differ (CUDA_VISIBLE_DEVICES).
 
-    Exports since 2024 record it.
+    The keys are those of :func:`_key_in_process`: each process has its own ordinals. Exports since 2024 record them.
     """
     gpus = {}
     for row in tables.records("TARGET_INFO_CUDA_DEVICE"):
@@ -482,10 +490,10 @@ def _renumbered_gpus(tables: Tables) -> dict[int, int]:
 
 
 def _sample_ends(start: Array, thread: Array) -> Array:
-    """End each sample where its thread was sampled next; after one sampling period if that is over two periods away.
+    """Return each sample's end: its thread's next sample, or one period on if that is over two periods away.
 
-    The period is the median time between two samples of a thread, over all threads; longer times, in which a thread
-    did not run, do not count. nsys counts cycles or instructions between samples, so the time varies.
+    The period is the median time between two samples of a thread, over all threads; times above `_LONGEST_PERIOD_NS`,
+    in which a thread did not run, do not count. nsys counts cycles or instructions between samples, so the time varies.
     """
     samples = pd.DataFrame({"start": start, "thread": thread}).sort_values("start")
     until_next_ns = samples.groupby("thread")["start"].diff(-1).abs()  # missing for a thread's last sample

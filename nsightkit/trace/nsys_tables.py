@@ -86,8 +86,8 @@ class Sqlite:
         self._file_bytes = path.stat().st_size
         with self._open_connection() as connection:
             schema = _select_query("sqlite_master", ["type", "name", "sql"])
-            for kind, name, sql in self._rows(connection, "sqlite_master", schema):
-                if kind not in (b"table", b"view"):
+            for kind, name, sql in self._rows_that_fit(connection, "sqlite_master", schema):
+                if kind not in (b"table", b"view"):  # indexes and triggers
                     continue
                 table = _decoded(name)
                 problem = self._note_columns(connection, table, _decoded(sql))
@@ -95,7 +95,7 @@ class Sqlite:
                     raise TraceError(self.path, f"has a {problem} in place of the table {table}", EXPORT_AGAIN)
 
     def _note_columns(self, connection: sqlite3.Connection, table: str, sql: str) -> str:
-        """Note a table's columns if it is a plain table and return ""; else return what it is.
+        """Note the columns of a plain table in `tables` and return ""; else return what the table is.
 
         nsys writes plain tables only. In a forged file views and computed columns would run expressions of its author.
         """
@@ -115,16 +115,16 @@ class Sqlite:
         if not names:
             return []
         records: list[Json] = []
-        for row in self._select(table, map(_quoted, names)):
+        for row in self._select_rows(table, map(_quoted, names)):
             _require_few(self.path, len(records))
             texts = [_decoded(value) if isinstance(value, bytes) else value for value in row]
             records.append(dict(zip(names, texts, strict=True)))
         return records
 
-    def first(self, table: str, rows: RowFilter | None = None) -> int | None:
+    def least_start(self, table: str, rows: RowFilter | None = None) -> int | None:
         """Find the least start of a table, or of some of its rows; None without rows."""
         least_start: int | None
-        ((least_start,),) = self._select(table, ["min(start)"], rows)
+        ((least_start,),) = self._select_rows(table, ["min(start)"], rows)
         return least_start
 
     def integers(self, table: str, columns: Sequence[str], rows: RowFilter | None = None) -> Columns:
@@ -132,9 +132,9 @@ class Sqlite:
         from adbc_driver_sqlite import dbapi
 
         self._require_integer_types(table, columns)
-        # Rows are numbered from 1, and in the file each takes at least a byte for its length and one for the type of
-        # each column. The arrays may be too long for a damaged file: only the pages that are filled take memory.
-        ((last_row,),) = self._select(table, ["max(rowid)"])
+        # The most rows the file can hold: they are numbered from 1, and each takes at least a byte for its length and
+        # one for the type of each column. Of arrays that are too long, only the pages that are filled take memory.
+        ((last_row,),) = self._select_rows(table, ["max(rowid)"])
         most_rows = min(last_row or 0, self._file_bytes // (len(self.tables[table]) + 1))
         integers = {column: np.empty(most_rows, np.int64) for column in columns}
         deadline = self._deadline()
@@ -167,7 +167,7 @@ class Sqlite:
         texts = []
         decoded: dict[bytes | None, str] = {}  # so that equal texts are one object
         expressions = [_quoted(key), f"substr(CAST({_quoted(column)} AS BLOB), 1, {_MOST_TEXT_BYTES})"]
-        for number, raw in self._select(table, expressions):
+        for number, raw in self._select_rows(table, expressions):
             if number in wanted:
                 keys.append(number)
                 texts.append(decoded.setdefault(raw, _decoded(raw)))
@@ -180,7 +180,7 @@ class Sqlite:
 
     @contextlib.contextmanager
     def _open_connection(self) -> Iterator[sqlite3.Connection]:
-        """Open a connection that refuses values and queries too long for a file of this size."""
+        """Open a connection that refuses values too long for a file of this size, and queries that take too long."""
         deadline = self._deadline()
         with self._errors_name_file(), contextlib.closing(sqlite3.connect(self._uri, uri=True)) as connection:
             connection.text_factory = bytes  # texts need not be UTF-8; `_decoded` replaces what is not
@@ -196,15 +196,18 @@ class Sqlite:
                 # The progress handler ended the query, which SQLite only calls "interrupted".
                 raise TraceError(self.path, "is damaged: it takes too long to read", EXPORT_AGAIN) from error
 
-    def _select(
+    def _select_rows(
         self, table: str, expressions: Iterable[str], rows: RowFilter | None = None
     ) -> Iterator[tuple[Any, ...]]:
         """Yield rows of a table, with texts as bytes."""
         with self._open_connection() as connection:
-            yield from self._rows(connection, table, _select_query(table, expressions, rows))
+            yield from self._rows_that_fit(connection, table, _select_query(table, expressions, rows))
 
-    def _rows(self, connection: sqlite3.Connection, table: str, query: str) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of a query, as long as the file can hold them: a byte for each value, and its texts."""
+    def _rows_that_fit(self, connection: sqlite3.Connection, table: str, query: str) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of a query; an error where they need more bytes than the file has.
+
+        Each value takes a byte at least, and a text as many as its length.
+        """
         needed_bytes = 0
         for row in connection.execute(query):
             needed_bytes += len(row)
@@ -220,7 +223,7 @@ class Sqlite:
         With one there, ADBC would read the whole column as texts, of any length. In later rows it refuses them itself.
         """
         types = [f"typeof({_quoted(column)}) NOT IN ('integer', 'null')" for column in columns]
-        for has_other_type in itertools.islice(self._select(table, types), _BATCH_ROWS):
+        for has_other_type in itertools.islice(self._select_rows(table, types), _BATCH_ROWS):
             if any(has_other_type):
                 problem = f"has a table {table} with text or fractions in place of integers"
                 raise TraceError(self.path, problem, EXPORT_AGAIN)
@@ -245,17 +248,17 @@ class ParquetDir:
         self.path = path
         # `read` names the tables that we know; the export's other files are never opened.
         files = [file for file in path.glob("*.parquet") if file.stem in read]
-        self.tables = {file.stem: columns for file, columns in columns_of(files).items()}  # columns by table
+        self.tables = {file.stem: columns for file, columns in columns_of(files).items()}  # of each column: is it text?
 
     def records(self, table: str) -> list[Json]:
         """Read a small table's rows; none where it is absent."""
         if table not in self.tables:
             return []
-        rows = self._table(table, list(self.tables[table]))
+        rows = self._read_columns(table, list(self.tables[table]))
         _require_few(self.path, len(rows))
         return list(rows.to_pylist())
 
-    def first(self, table: str, rows: RowFilter | None = None) -> int | None:
+    def least_start(self, table: str, rows: RowFilter | None = None) -> int | None:
         """Find the least start of a table, or of some of its rows; None without rows."""
         starts = self.integers(table, ["start"], rows)["start"]
         if len(starts):
@@ -264,27 +267,26 @@ class ParquetDir:
 
     def integers(self, table: str, columns: Sequence[str], rows: RowFilter | None = None) -> Columns:
         """Read integer columns, NULL as :data:`NULL`."""
-        wanted = columns
-        if rows:
-            wanted = [*columns, rows["column"]]
-        arrow_table = self._table(table, list(dict.fromkeys(wanted)))
+        wanted = [*columns, rows["column"]] if rows else columns
+        arrow_table = self._read_columns(table, list(dict.fromkeys(wanted)))
         with self._errors_name_file(table):
             integers = {column: _as_int64(arrow_table[column]) for column in arrow_table.column_names}
         if rows:
-            is_chosen = np.isin(integers[rows["column"]], rows["numbers"], invert=rows.get("others", False))
+            deciding = integers[rows["column"]]
+            is_chosen = np.isin(deciding, rows["numbers"], invert=rows.get("others", False)) & (deciding != NULL)
             return {column: integers[column][is_chosen] for column in columns}
         return integers
 
     def texts(self, table: str, key: str, column: str, wanted: Collection[int]) -> tuple[list[int], list[str]]:
         """Return keys and texts, NULL as "", of the rows with a wanted key. Long texts are cut."""
-        rows = self._table(table, [key, column])
+        rows = self._read_columns(table, [key, column])
         rows = rows.filter(pa.array(np.isin(_as_int64(rows[key]), np.array(list(wanted), np.int64))))
         raw_texts = rows[column].cast(pa.dictionary(pa.int32(), pa.binary())).to_pandas()
         distinct = [_decoded(raw[:_MOST_TEXT_BYTES]) for raw in raw_texts.cat.categories]
         distinct.append("")  # the last, which the code -1 of NULL leads to
         return rows[key].to_pylist(), [distinct[code] for code in raw_texts.cat.codes]
 
-    def _table(self, table: str, columns: list[str]) -> pa.Table:
+    def _read_columns(self, table: str, columns: list[str]) -> pa.Table:
         """Read columns of one file; `tables` knows which of them hold texts."""
         from nsightkit.trace.parquet import read_table
 
@@ -323,9 +325,9 @@ def _require_finished_database(path: Path) -> None:
             raise TraceError(path, problem, "close the program that writes it, or export it again")
 
 
-def _require_few(path: Path, rows: int) -> None:
+def _require_few(path: Path, row_count: int) -> None:
     """Refuse a table of details that has more rows than in any export."""
-    if rows >= _MOST_RECORDS:
+    if row_count >= _MOST_RECORDS:
         raise TraceError(path, f"has a table of details with over {_MOST_RECORDS:,} rows", EXPORT_AGAIN)
 
 
@@ -334,9 +336,7 @@ def _select_query(table: str, expressions: Iterable[str], rows: RowFilter | None
     # Without NOT INDEXED the rows could come in the order of an index.
     query = f"SELECT {', '.join(expressions)} FROM {_quoted(table)} NOT INDEXED"  # noqa: S608
     if rows:
-        operator = "IN"
-        if rows.get("others"):
-            operator = "NOT IN"
+        operator = "NOT IN" if rows.get("others") else "IN"
         query += f" WHERE {_quoted(rows['column'])} {operator} ({', '.join(map(str, rows['numbers']))})"
     return query
 
@@ -352,7 +352,10 @@ def _decoded(raw: bytes | None) -> str:
 
 
 def _as_int64(column: pa.Array | pa.ChunkedArray) -> Array:
-    """Convert an Arrow column to int64, NULL to :data:`NULL`; pyarrow's error for texts and fractions."""
+    """Convert an Arrow column to an int64 array, which may be read-only, and NULL to :data:`NULL`.
+
+    Texts and fractions raise pyarrow's own error.
+    """
     # Unsigned numbers of more than 63 bits wrap around: they are wrong anyway, and no reason to refuse the column.
     is_safe = not pa.types.is_unsigned_integer(column.type)
     numbers = column if column.type == pa.int64() else column.cast(pa.int64(), safe=is_safe)

@@ -59,7 +59,7 @@ def _checked_columns(*states: tuple[str, int, int, int]) -> list[dict[str, bool]
     A child process with limits on memory and time reads the files, as a small file can expand to gigabytes or crash
     pyarrow. Each of `states` is a file's path, size, time of change and inode, by which answers are cached.
     """
-    # The process starts without site-packages, so it is given the folder that holds pyarrow.
+    # What the child's `read_for_parent` takes. It starts without site-packages, so it is given pyarrow's folder.
     arguments = [str(Path(pa.__file__).parents[1])]
     total_bytes = 0
     for path, size, *_ in states:
@@ -86,7 +86,7 @@ def read_table(path: Path, columns: Mapping[str, bool]) -> pa.Table:
     ----------
     path : Path
     columns : mapping of str to bool
-        Some of its columns.
+        Some of its columns, and whether each holds texts.
 
     Returns
     -------

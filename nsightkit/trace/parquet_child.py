@@ -16,7 +16,11 @@ _ROW_BYTES = 160
 
 
 def _tested_columns(path: str, most_bytes: int) -> dict[str, bool]:
-    """Read all of a file as a test; return for each column whether it holds texts."""
+    """Read all of a file as a test; return for each column whether it holds texts.
+
+    Raises an exception, whose text says why, if the file is damaged, expands to over `most_bytes`, or has columns of
+    other types than texts, numbers and times.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -99,8 +99,11 @@ def run(
     return subprocess.CompletedProcess(list(command), process.returncode, output or "", "")
 
 
-def _wait_for_output(process: subprocess.Popen[str], timeout_s: float, interrupt_s: float) -> str:
-    """Wait for a process and return its output. When the time is up, interrupt it if it has `interrupt_s` to finish."""
+def _wait_for_output(process: subprocess.Popen[str], timeout_s: float, interrupt_s: float) -> str | None:
+    """Wait for a process and return its output, None if that does not go into a pipe.
+
+    When the time is up, interrupt the process and give it `interrupt_s` more to finish, unless that is 0.
+    """
     try:
         output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -214,7 +217,7 @@ class Tool:
     folders : tuple of str
         Absolute glob patterns of the places where NVIDIA's installers and containers put it.
     minimum : tuple of int
-        The oldest version that works.
+        Year and number of the oldest version that works; empty for any.
     """
 
     name: str
@@ -285,7 +288,7 @@ class Tool:
                 raise NsightkitError(f"{problem}; {remedy}")
         return program
 
-    @functools.cache  # noqa: B019 - there are two
+    @functools.cache  # noqa: B019 - it keeps the tool, but there are only NSYS and NCU
     def ask(self, program: str | Path, *arguments: str, timeout_s: float = 60.0) -> str:
         """Run the program with arguments that make it tell about itself; the answer is kept.
 
@@ -463,7 +466,7 @@ def to_sqlite(report: Path, out: Path) -> Path:
 
 
 def _is_sqlite(path: Path) -> bool:
-    """Check that a path is a database rather than a link to one."""
+    """Check that a path is a database itself: a link to one does not count."""
     if path.is_symlink() or not path.is_file():
         return False
     with path.open("rb") as stream:
@@ -513,9 +516,7 @@ def exported(report: Path, *, cache: bool) -> Export:
     beside = report.with_suffix(".sqlite")
     if _is_sqlite(beside) and beside.stat().st_mtime_ns > state.st_mtime_ns:
         return Export(beside)
-    folder = None
-    if cache:
-        folder = _export_folder()
+    folder = _export_folder() if cache else None
     if folder is None:
         temporary_folder = Path(tempfile.mkdtemp(prefix="nsightkit-"))
         temporary_export = Export(temporary_folder / "export.sqlite", temporary_folder)

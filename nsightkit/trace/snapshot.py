@@ -83,6 +83,8 @@ class Snapshot:
         The allocator's ``max_split_size``, and ``roundup_power2_divisions`` by size.
     devices : int
         Number of devices in the file.
+    memo : dict
+        What analyses derived from the snapshot and will need again.
     """
 
     path: str
@@ -147,17 +149,14 @@ def _checked_snapshot(path: Path, tables: Json) -> Snapshot:
         sizes = table["size_bytes"].astype(float)
         if sizes.lt(0).any() or sizes.sum() >= _SUM_LIMIT_BYTES:
             raise ValueError("it holds a size that cannot be")
-        # Segments may be of a device that has no trace of events.
+        # The child counted the devices with a trace of events; a segment's or a block's device may have none.
         devices = max(devices, table["device"].max() + 1 if len(table) else 0)
         if devices > _MOST_DEVICES or table["device"].lt(0).any():
             raise ValueError(f"it has {devices} devices")
-    start_us = 0
-    if len(events):
-        start_us = events["time_us"].min()
+    start_us = events["time_us"].min() if len(events) else 0
     for table in (events, annotations):
         table["time_ns"] = (table.pop("time_us") - start_us) * 1000
     stacks = tables["stacks"]
-    lengths = [len(stack) for stack in stacks]
     frames = pd.DataFrame(tables["frames"], columns=["name", "filename", "line"], dtype=object)
     return Snapshot(
         path=str(path),
@@ -165,7 +164,7 @@ def _checked_snapshot(path: Path, tables: Json) -> Snapshot:
         segments=segments.rename(columns={"size_bytes": "total_bytes"}).astype({"expandable": bool}),
         blocks=blocks,
         frames=frames,
-        stack_bounds=np.cumsum([0, *lengths], dtype=np.int64),  # lengths 2, 3: bounds 0, 2, 5
+        stack_bounds=np.cumsum([0, *map(len, stacks)], dtype=np.int64),  # lengths 2, 3: bounds 0, 2, 5
         stack_frames=np.array(list(itertools.chain.from_iterable(stacks)), np.int64),
         annotations=annotations,
         settings=tables["settings"],
@@ -174,7 +173,7 @@ def _checked_snapshot(path: Path, tables: Json) -> Snapshot:
 
 
 def _to_frame(columns: Json) -> pd.DataFrame:
-    """Make a table of columns: texts, categories, and whole numbers for the rest."""
+    """Make a table of columns: texts, categories (missing where a text is none of them), and integers for the rest."""
     types: Json = dict.fromkeys(columns, "int64")
     types |= dict.fromkeys(_TEXT_COLUMNS, object) | _CATEGORICAL_DTYPES
     return pd.DataFrame({name: pd.Series(values, dtype=types[name]) for name, values in columns.items()})

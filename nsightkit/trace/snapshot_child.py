@@ -53,7 +53,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def read_for_parent(path: str) -> _Columns:
-    """Decode a pickle of plain data, and turn it into columns."""
+    """Decode a pickle of plain data, and turn it into :func:`tables`; ``limited.ask_limited`` calls this."""
     with open(path, "rb") as pickled:  # noqa: PTH123 - without pathlib it starts faster
         return tables(_PlainUnpickler(pickled).load())
 
@@ -131,8 +131,7 @@ class _Stacks:
         # Numbers by content: of a frame by its texts and line, of a stack by the numbers of its frames.
         self.frames: dict[tuple[str, str, int], int] = {}
         self.stacks: dict[tuple[int, ...], int] = {}
-        # Numbers of stacks by the identities of their frames, which is quicker: mostly a file refers to a frame that it
-        # has written before, and that is one object here.
+        # Numbers of stacks by the identities of their frames, all of which stay in memory with the snapshot.
         self._number_by_ids: dict[tuple[int, ...], int] = {}
 
     def numbers(self, rows: Iterable[_Row]) -> list[int]:
@@ -142,7 +141,8 @@ class _Stacks:
     def _stack_number(self, stack: Sequence[_Row] | None) -> int:
         """Return the number of a stack, a new one if no equal stack has come yet; -1 for none.
 
-        The pickle refers to a frame that it has written before, so the ids of the objects find most stacks quickly.
+        Where the pickle refers to a frame that it has written before, that is one object here: the identities of the
+        frames find most stacks quicker than their texts do.
         """
         if not stack:
             return -1
@@ -159,8 +159,11 @@ class _Stacks:
         return self.frames.setdefault(content, len(self.frames))
 
 
-def _integers(rows: Iterable[_Row], key: str, missing: int | None = None) -> list[int]:
-    """Take a column of whole numbers; the array refuses everything else, and numbers of more than 64 bits."""
+def _integers(rows: Iterable[_Row], key: str, missing: int | None) -> list[int]:
+    """Take a column of whole numbers, `missing` where a row has none; None raises an error then.
+
+    The array refuses everything else, and numbers of more than 64 bits.
+    """
     column = array("q", [row.get(key, missing) for row in rows])  # "q": integers of 64 bits
     if column and (min(column) <= -_NUMBER_LIMIT or max(column) >= _NUMBER_LIMIT):
         raise ValueError(f"it holds an impossible {key}")

@@ -59,7 +59,7 @@ def _write_parquet(frame: pd.DataFrame, path: Path | BinaryIO, compression: str)
 
     # replace_schema_metadata without an argument drops pandas's notes on the frame.
     table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata()
-    # Times and ids grow steadily: deltas of them take a fifth of the space and of the time.
+    # Most integers are times and ids, which grow steadily: deltas of them take a fifth of the space and of the time.
     delta = {name: "DELTA_BINARY_PACKED" for name in table.column_names if str(table[name].type) in ("int64", "int32")}
     pq.write_table(
         table,
@@ -68,7 +68,7 @@ def _write_parquet(frame: pd.DataFrame, path: Path | BinaryIO, compression: str)
         use_dictionary=[name for name in table.column_names if name not in delta],
         column_encoding=delta or None,
         write_statistics=False,
-        store_schema=True,
+        store_schema=True,  # so that categories are read as categories
     )
 
 
@@ -112,7 +112,7 @@ def write(trace: Trace, folder: Path, *, overwrite: bool = False) -> None:
         draft.mkdir()
         for table in filter(trace.size, TABLES):
             frame = trace.table(table)
-            frame[list(TIME_COLUMNS)] += trace.t0_ns
+            frame[list(TIME_COLUMNS)] += trace.t0_ns  # to the source's clock
             if table == "ranges" and (mask := trace.mask(table)) is not None:
                 # Parents are rows of the whole table. `new_row` maps them to rows of the selection, -1 if left out; its
                 # last entry keeps a parent of -1 (none) as it is.
@@ -211,7 +211,8 @@ class _StoreSource:
             self._first_ns = int(index.get("first_ns", 0))
             self.meta = msgspec.convert(index.get("meta"), TraceMeta, str_keys=True)
         files = [folder / f"{table}.parquet" for table in TABLES]
-        self._columns = columns_of(list(filter(os.path.lexists, files)))  # whether each is a text, by file and name
+        # By file and column, whether it holds texts; tables without rows have no file.
+        self._columns = columns_of(list(filter(os.path.lexists, files)))
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
@@ -260,7 +261,7 @@ def _readers_version() -> str:
 
 
 def _content_key(path: Path, reader: str) -> str:
-    """Hash a file's content for one reader: its size, times, and 512 blocks of 4 KiB from its first to its last byte.
+    """Hash a file's content for one reader: its size, times, and 512 blocks of 4 KiB, evenly spread over the file.
 
     Reading all of a large file would cost more than the answers do. The blocks notice every write to an SQLite file,
     which changes the header in its first block. The key is made with a secret of the user, so that a cache that came

@@ -82,9 +82,7 @@ class Sweep(Workload):
             self.enter_context(sdpa_kernel(_BACKENDS[config.implementation]))  # type: ignore[arg-type] # hides no error
         elif config.implementation == "naive-compiled":
             # A CPU would need a C++ compiler for inductor; aot_eager traces the same program and fuses nothing.
-            backend = "aot_eager"
-            if self.device.type == "cuda":
-                backend = "inductor"
+            backend = "inductor" if self.device.type == "cuda" else "aot_eager"
             # fullgraph: what cannot be compiled whole fails, instead of running in part uncompiled.
             self.attend = torch.compile(naive_attention, fullgraph=True, dynamic=False, backend=backend)
 
@@ -98,8 +96,14 @@ class Sweep(Workload):
             unsupported), ``median_ns``, and ``peak_bytes`` (allocated at the peak of the direction; NaN on a CPU).
         """
         config = self.config
-        row: dict[str, Any] = {"implementation": config.implementation, "precision": config.precision}
-        row |= {"batch": config.batch, "heads": config.heads, "median_ns": math.nan, "peak_bytes": math.nan}
+        row: dict[str, Any] = {
+            "implementation": config.implementation,
+            "precision": config.precision,
+            "batch": config.batch,
+            "heads": config.heads,
+            "median_ns": math.nan,
+            "peak_bytes": math.nan,
+        }
         for d_model in config.d_model:
             for context in config.context:
                 for direction in ("forward", "backward"):
@@ -149,10 +153,13 @@ class Sweep(Workload):
 
     def backward(self, inputs: list[Tensor], attended: Tensor) -> tuple[Tensor, ...]:
         """Compute the gradients of q, k and v, given the output of :meth:`forward`."""
-        return torch.autograd.grad(attended, inputs[:3], inputs[3])
+        return torch.autograd.grad(attended, inputs[:3], inputs[3])  # the last is the gradient of the output
 
     def _measure(self, inputs: list[Tensor], direction: str) -> dict[str, float]:
-        """Time passes in one direction; on a GPU also find the peak of memory of the last one."""
+        """Time passes in one direction; on a GPU also find the peak of memory of the last one.
+
+        The forward pass that a backward pass needs is not timed.
+        """
         on_gpu = self.device.type == "cuda"
         times_ns: list[float] = []
         begun = time.perf_counter()
@@ -181,7 +188,7 @@ class Sweep(Workload):
         pass_once()
         end.record()
         torch.cuda.synchronize(self.device)
-        return float(begin.elapsed_time(end) * 1e6)
+        return float(begin.elapsed_time(end) * 1e6)  # from ms
 
     def _free_memory(self) -> None:
         """Return the memory of the last cell to the GPU, so that the next one begins with all of it."""

@@ -138,7 +138,7 @@ class Weights(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What all layers share: heads, rotary tables (T, K / 2), the mask of the future (T, T), and `position`.
+    """What all layers share: how many heads, rotary tables (T, K / 2), the mask of the future (T, T), and `position`.
 
     `position` (1,) is the place in the cache to which decode writes its token.
     """
@@ -163,18 +163,18 @@ _Cache = tuple[Tensor, Tensor]
 
 def norm(x: Tensor, weight: Tensor) -> Tensor:
     """RMSNorm in elementary operations, in fp32 or wider, as model code writes it."""
-    wide = x.to(_wide(x.dtype))
+    wide = x.to(_at_least_fp32(x.dtype))
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)
     return wide.to(x.dtype) * weight
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def _at_least_fp32(dtype: torch.dtype) -> torch.dtype:
     """Choose fp32, or the type itself where it is wider."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def fp8_linear(x: Tensor, weight: Fp8Weight) -> Tensor:
-    """Multiply x (B, T, columns) with a weight (rows, columns) in fp8."""
+    """Multiply x (B, T, columns) with a weight (rows, columns) in fp8; gives (B, T, rows) in the type of x."""
     x_fp8 = _to_fp8(x, weight.input_scale).flatten(0, 1)
     product = fp8_matmul(x_fp8, weight.values.t(), weight.input_scale, weight.scale, x.dtype)
     return product.view(*x.shape[:2], -1)
@@ -187,7 +187,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 def _to_fp8(x: Tensor, scale: Tensor) -> Tensor:
-    """Divide by the scale, clamp to the range of fp8, and convert."""
+    """Divide by the scale, clamp to the range of fp8, and convert: the result times the scale is x again."""
     return (x.float() / scale).clamp(-_LARGEST_FP8, _LARGEST_FP8).to(torch.float8_e4m3fn)
 
 
@@ -217,7 +217,8 @@ def forward(
     w : Weights
     shared : Shared
     cache : (keys, values) or None
-        (B, H, S, K) each. The token's own keys and values are written to ``shared.position``.
+        (B, H, S, K) each; None in prefill. In decode the token's own keys and values are written to
+        ``shared.position``, and the token attends to all S.
     rung : Rung
         The implementation. This function reads its ``attention`` and ``joined`` (one GEMM for q, k and v); compilation,
         CUDA graph and fp8 are applied around it.
@@ -234,6 +235,7 @@ def forward(
         projected = list(kernels.linear(normed, w.qkv).chunk(3, dim=-1))
     else:
         projected = [F.linear(normed, weight) for weight in w.qkv.chunk(3)]
+    # (B, T, D) each becomes (B, H, T, K).
     q, k, v = [torch.unflatten(part, -1, (shared.heads, -1)).transpose(1, 2) for part in projected]
     q = rotate(q, shared.cosine, shared.sine)
     k = rotate(k, shared.cosine, shared.sine)
@@ -244,7 +246,8 @@ def forward(
         k = keys
         v = values
     if rung.attention == "naive":
-        attended = naive_attention(q, k, v, shared.future, softmax_dtype=_wide(q.dtype))
+        # In decode the mask is (1, 1), a single False: nothing in the cache comes after the token.
+        attended = naive_attention(q, k, v, shared.future, softmax_dtype=_at_least_fp32(q.dtype))
     else:
         # is_causal, not a mask: a mask tensor would rule out flash attention. A decoded token sees the whole cache.
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=cache is None)
@@ -388,10 +391,11 @@ class LayerRun(Workload):
         return Kernels(layer_triton.gemv, swiglu)
 
     def _capture_graph(self, program: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Capture a program in a CUDA graph."""
+        """Capture a program in a CUDA graph, and return the function that replays it."""
         side_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side_stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side_stream):  # first runs allocate, compile and tune, which a graph may not hold
+        # PyTorch asks for first runs on a side stream: they allocate, compile and tune, which a graph may not hold.
+        with torch.cuda.stream(side_stream):
             for _ in range(3):
                 program()
         torch.cuda.current_stream(self.device).wait_stream(side_stream)

@@ -24,7 +24,7 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 @triton.jit
 def _swiglu_kernel(gate_up, out, inner, BLOCK: tl.constexpr):
     """Read gate and up once, write the result once: 3 passes over memory, where silu and mul make 5."""
-    # One program computes BLOCK columns of one row; a row of gate_up holds gate, then up.
+    # One program computes BLOCK columns of one row; a row of gate_up holds `inner` columns of gate, then those of up.
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_column = column < inner

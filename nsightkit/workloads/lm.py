@@ -125,7 +125,7 @@ class Run(Workload):
         return loss.detach()
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Open a phase, if the configuration asks for phases.
+        """Note a phase of :data:`PHASES` in `doing`, and open any phase if the configuration asks for phases.
 
         Parameters
         ----------

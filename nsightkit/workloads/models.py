@@ -135,7 +135,7 @@ def future_mask(context: int, device: torch.device | None = None) -> Tensor:
 
 
 def rotary_tables(positions: Tensor, d_head: int) -> tuple[Tensor, Tensor]:
-    """Compute the cosines and sines (T, K // 2) of rotary positions."""
+    """Compute the cosines and sines (T, K // 2), in fp32, of rotary positions (T,)."""
     pairs = d_head // 2
     exponents = torch.arange(pairs, dtype=torch.float64, device=positions.device) / pairs
     angle = torch.outer(positions.double(), 10_000.0**-exponents)
@@ -170,11 +170,14 @@ def naive_attention(
 
     Parameters
     ----------
-    q, k, v : Tensor
+    q : Tensor
         (B, H, T, K).
+    k, v : Tensor
+        (B, H, S, K); S is T, or the positions of a cache.
     future : Tensor
-        (T, T), true where the key comes after the query.
+        (T, S), or what broadcasts to it; true where the key comes after the query.
     softmax_dtype : torch.dtype, optional
+        Default: that of `q`.
     mark : bool
         Open a phase for each part.
 

@@ -117,7 +117,7 @@ class Documents(IterableDataset[Tensor]):
         Returns
         -------
         Tensor
-            Tokens of shape (context + 1,), int64, each in 1 … V - 1.
+            Tokens of shape (context + 1,), int64, each in 1 … ``vocabulary - 1``.
         """
         if self.config.read_ms:
             time.sleep(self.config.read_ms / 1e3)

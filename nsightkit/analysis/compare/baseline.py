@@ -69,7 +69,7 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def runs(self) -> int:
-        """How many runs it holds."""
+        """How many runs it holds: a metric that was added later has fewer than the others."""
         return max(len(kept.runs) for kept in self.metrics.values())
 
 
@@ -101,13 +101,16 @@ def make(runs: Sequence[Run], before: Baseline | None = None, *, add: bool = Fal
         if len(samples_of_runs) < len(runs):
             raise UsageError(f"{name} was measured in {len(samples_of_runs)} of {len(runs)} runs; leave the others out")
         metrics[name] = _kept_metric(samples_of_runs, old.get(name), add)
-    made = Baseline(2, runs[0].of, runs[0].conditions, metrics)
+    # What the new runs do not know, such as the GPU, stays known.
+    known = before.conditions if before and add else {}
+    conditions = {name: value or known.get(name) for name, value in runs[0].conditions.items()}
+    made = Baseline(2, runs[0].of, conditions, metrics)  # 2: the format
     require_alike(before if before and add else made, runs)
     return made
 
 
 def _kept_metric(samples_of_runs: Sequence[Float], old: Kept | None, add: bool) -> Kept:
-    """Make a baseline's metric of its samples in some runs, added to those of the old one or in their place."""
+    """Make a baseline's metric of its samples in some runs, after those of the old one (`add`) or in their place."""
     kept = old or Kept(value=0, gate=True, tolerance=None, runs=())
     runs = list(kept.runs) if add else []
     for samples in samples_of_runs:

@@ -57,8 +57,8 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
     Returns
     -------
     dict
-        ``passed``; ``decided``, False where a metric seems worse within noise; ``tolerance``, ``runs``,
-        ``baseline_runs``, ``notes``; lists of metrics:
+        ``passed``, False where ``regressions``, ``missing`` or ``undecided`` holds a metric; ``decided``, False where
+        ``undecided`` does; ``tolerance``, ``runs``, ``baseline_runs``, ``notes``; lists of metrics:
 
         ``regressions``, ``improvements``
             Those that changed.
@@ -69,7 +69,7 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
         ``gates``
             All that were measured.
         ``new``
-            Names that the baseline lacks.
+            Names in the first run that the baseline lacks.
 
         Each has ``metric, unit, status`` (``ok``, ``regression``, ``improvement``, ``inconclusive``, ``missing``),
         ``before`` and ``after`` (medians, without outliers), ``ratio`` with its interval ``low`` to ``high``,
@@ -110,7 +110,7 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
                 # Too few launches to tell a change from noise, which under Nsight Compute is small: the tolerance does.
                 change = noise.Change(change.value, noise=0)
                 row["tolerance"] = max(row["tolerance"], _SINGLE_LAUNCH_TOLERANCE)
-            _judge(row, change)
+            _set_status(row, change)
     lists = {}
     for key, status in _STATUS_OF_LIST.items():
         lists[key] = [row for row in rows if row["status"] == status]
@@ -131,10 +131,10 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
 
 
 def _change(before: _Runs, after: _Runs, unit: str, confidence: float) -> noise.Change:
-    """Measure the change of a metric, and how much of it noise explains."""
+    """Measure the change of a metric, in its unit, and how much of it noise explains."""
     if unit == "ns":
         return judge(before, after, confidence)
-    # Bytes and counts are the same in every run: a change lies beyond all samples of the baseline.
+    # Bytes and counts are the same in every run: a change lies beyond all samples of the baseline, up or down.
     samples = np.concatenate(before)
     before_median = _median(before)
     value = _median(after) - before_median
@@ -142,8 +142,8 @@ def _change(before: _Runs, after: _Runs, unit: str, confidence: float) -> noise.
     return noise.Change(value, noise=float(noise_amount))
 
 
-def _judge(row: Json, change: noise.Change) -> None:
-    """Judge a change by the tolerance and by noise: set the status and the ratios of `row`."""
+def _set_status(row: Json, change: noise.Change) -> None:
+    """Judge a change by the tolerance and by noise: set the status and the ratios of a row of :func:`compare`."""
     before = row["before"]
     highest_ratio = 1 + row["tolerance"]
     # From 0 no ratio can be formed: any amount is worse.

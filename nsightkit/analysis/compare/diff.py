@@ -181,20 +181,23 @@ def compare(
 
 
 def _rows_of_table(before: Sequence[Capture], after: Sequence[Capture], table: str, has_steps: bool) -> list[Json]:
-    """Pair the names of a table of captures, and judge each pair; no rows where a capture lacks the table."""
+    """Pair the names of a table of captures, and judge each pair; no rows where a capture lacks the table.
+
+    `before` and `after` are the captures of each side; the names of the first one of each are paired.
+    """
     if not all(table in capture for capture in (*before, *after)):
         return []
     plain = plain_kernel if table == "kernels" else str
     pairs = pair(_occurring_names(before[0], table), _occurring_names(after[0], table), plain)
-    # For each capture an array with a row per pair: number, total, and the sum in each step.
+    # For each capture an array with a row per pair: count, total, and the sum in each step.
     sums_before = [_sums_by_group(capture[table], [names.before for names in pairs]) for capture in before]
     sums_after = [_sums_by_group(capture[table], [names.after for names in pairs]) for capture in after]
     confidence = 0.95 if table == "figures" else 0.99  # of many rows some would change by chance
     rows = []
-    for number, (matched, was, now) in enumerate(pairs):
-        name = (now or was)[0]
-        # The columns of every table: each takes the columns that it has.
-        row = {"name": name, "cause": name, "match": matched, "before_names": was, "after_names": now}
+    for number, (matched, names_before, names_after) in enumerate(pairs):
+        name = (names_after or names_before)[0]
+        # The name columns of all tables: each table takes its own. "ranges CPU" has the clock "CPU".
+        row = {"name": name, "cause": name, "match": matched, "before_names": names_before, "after_names": names_after}
         row |= {"category": category_of(name), "clock": table.rpartition(" ")[2]}
         sides = [sums[number] for sums in sums_before], [sums[number] for sums in sums_after]
         rows.append(row | _judged(*sides, confidence if has_steps else None))

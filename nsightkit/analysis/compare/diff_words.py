@@ -78,6 +78,7 @@ def facts_of_side(captures: Sequence[Samples]) -> Json:
 
 def _outlier_count(capture: Samples) -> int:
     """Count the steps that are left out of the median step time."""
+    # `reindex`, as a capture with neither steps nor GPU work lacks the row.
     wall_ns = capture.figures.reindex(["wall_ns"])[capture.windows.index].to_numpy()[0]
     return int(steps.outliers(wall_ns).sum())
 
@@ -100,7 +101,7 @@ def sentences(facts: Row, kernels: pd.DataFrame, verdicts: Sequence[Row]) -> Jso
         ``headline, outcome, moved, bottleneck, warnings``.
     """
     outcome, headline = _outcome(facts)
-    warnings = list(_about_sides(facts["before"], facts["after"]))
+    warnings = list(_differences_of_sides(facts["before"], facts["after"]))
     if facts["unit"] == "trace":
         warnings.append(
             "Whole captures are compared, because one or both lack steps. That does not tell a change from noise; "
@@ -139,8 +140,8 @@ def _outcome(facts: Row) -> tuple[str, str]:
     if facts["unit"] == "trace":
         subject = "the time from the first GPU operation to the last"
         basis = "whole captures"
-    if _interval(row):
-        basis = f"95% interval {_interval(row)}, {basis}"
+    if _interval_text(row):
+        basis = f"95% interval {_interval_text(row)}, {basis}"
     outcome = "inconclusive"
     if row["significance"] == noise.WITHIN_NOISE:
         outcome = "no change"
@@ -155,14 +156,14 @@ def _outcome(facts: Row) -> tuple[str, str]:
 
 
 def _bottleneck_moved(facts: Row, was: str, now: str) -> tuple[bool | None, str]:
-    """Say whether the bottleneck `was` became another one, None if unknown, and begin a sentence about that."""
+    """Say whether the bottleneck moved from `was` to `now` (None: unknown), and begin a sentence about that."""
     if "not-enough-data" in (was, now):
         return None, "Too little was recorded to name the bottleneck of both captures"
     if was == now:
         return False, "The bottleneck did not move"
     significances = set()
     for row in facts["changes"]:
-        # The verdicts rest on these: without a change here, they differ by noise.
+        # The verdicts rest on the figures and on idle time by cause: unless these changed, they differ by noise.
         if row["table"] == "figures" or row.get("cause") in (was, now):
             significances.add(row["significance"])
     if noise.CHANGED in significances:
@@ -175,7 +176,7 @@ def _bottleneck_moved(facts: Row, was: str, now: str) -> tuple[bool | None, str]
 # ---------------------------------------------------------------- warnings
 
 
-def _about_sides(before: Row, after: Row) -> Iterator[str]:
+def _differences_of_sides(before: Row, after: Row) -> Iterator[str]:
     """Warn of what differs besides the program: GPUs, profilers, what was recorded, graphs without their kernels."""
     gpus = ", ".join(before["gpus"]), ", ".join(after["gpus"])
     tools = before["tool"], after["tool"]
@@ -200,7 +201,7 @@ def _different_work(kernels: pd.DataFrame) -> str:
     count_ratio = shared["after_count"] / shared["before_count"]
     more_often_ns = shared["before_total_ns"][count_ratio > _MORE_OFTEN_FACTOR].sum()
     less_often_ns = shared["before_total_ns"][count_ratio < 1 / _MORE_OFTEN_FACTOR].sum()
-    # The 1 is for captures that share no kernel: they hold different work.
+    # The 1 is for captures that share no kernel, all sums 0: they hold different work.
     if max(more_often_ns, less_often_ns, 1) < _MOST_TIME_SHARE * shared["before_total_ns"].sum():
         return ""
     return (
@@ -226,7 +227,7 @@ def _exchanged_kernels(kernels: pd.DataFrame) -> Iterator[str]:
 
 
 def sections(comparison: Row, top: int) -> Iterator[tuple[str, list[Json], int]]:
-    """Choose the rows to show, table by table.
+    """Choose the rows to show, table by table: all figures and causes of idle time, of other tables what changed.
 
     Parameters
     ----------
@@ -250,25 +251,28 @@ def sections(comparison: Row, top: int) -> Iterator[tuple[str, list[Json], int]]
     for title, rows in tables.items():
         # Leave out what takes less on both sides than the smallest change that matters.
         large = [row for row in rows if max(row["before_ns"], row["after_ns"]) >= comparison["least_ns"]]
-        yield title, [_shown(row) for row in large[:top]], len(large)
+        yield title, [_shown_row(row) for row in large[:top]], len(large)
 
 
-def _shown(row: Row) -> Json:
-    """Choose the columns of a row that people see, and write its name, change and interval."""
+def _shown_row(row: Row) -> Json:
+    """Choose the columns of a row that people see, and write its name, change and interval.
+
+    Under ``match`` stands how kernels were paired, unless by name, or the clock of a range that both sides have.
+    """
     return {
         "name": _shown_name(row),
         "before_ns": row["before_ns"],
         "after_ns": row["after_ns"],
         "delta_ns": row["delta_ns"],
         "change": "-" if math.isnan(row["change"]) else percent(row["change"]),
-        "interval": _interval(row),
+        "interval": _interval_text(row),
         "significance": row["significance"].replace(noise.WITHIN_NOISE, "noise or too small"),
         "match": _WORDS_OF_MATCH.get(row.get("match", ""), row.get("clock", "")),
     }
 
 
-def _interval(row: Row) -> str:
-    """The interval of a change, relative to before; empty if unknown."""
+def _interval_text(row: Row) -> str:
+    """Write the interval of a change, relative to before; empty if unknown."""
     before_ns = row["before_ns"]
     if math.isnan(row["low_ns"]) or not before_ns:
         return ""

@@ -103,7 +103,7 @@ def read(
     path = Path(path)
     kind = kind_of(path)
     is_bench = kind == "json" and _is_bench(path)
-    # A CSV that its first bytes do not reveal goes to that reader too, which reads it whole or refuses it.
+    # A CSV that its first bytes do not show to be a report goes to that reader too, which looks further or refuses it.
     is_report = kind in ("ncu-rep", "ncu-csv") or (kind == "other" and path.suffix == ".csv")
     if (is_bench or is_report) and (match is not None or selection is not None):
         raise UsageError(f"{path}: is not a trace, so no part of it can be selected")
@@ -115,7 +115,7 @@ def read(
 
 
 def _is_bench(path: Path) -> bool:
-    """Whether a JSON file is a benchmark, by the keys in its first 64 KiB; others may be traces."""
+    """Whether a JSON file is a benchmark, not a trace, by the keys in its first 64 KiB."""
     with path.open("rb") as stream:
         head = stream.read(65_536)
     return re.search(rb'"nsightkit"\s*:\s*"', head) is not None and b'"traceEvents"' not in head
@@ -192,17 +192,18 @@ def of_trace(trace: Trace, match: str | None = None, selection: str | None = Non
         prefix = "step"
     sample_columns = capture.windows.index if has_steps else ["total"]
     metrics = {}
+    # Idle time is no metric of its own: it follows from the others.
     for name, times in capture.figures[sample_columns].drop(index="idle_ns", errors="ignore").iterrows():
         metrics[f"{prefix}/{_METRIC_OF_FIGURE[str(name)]}"] = times.to_numpy(np.float64)
     if trace.recorded("kernels"):
-        launched = pd.Series(1, range(trace.size("kernels")))
-        metrics[f"{prefix}/kernel_count"] = _sums_in_steps(capture, "kernels", launched)
+        ones = pd.Series(1, range(trace.size("kernels")))
+        metrics[f"{prefix}/kernel_count"] = _sums_in_steps(capture, "kernels", ones)
     if trace.recorded("memops"):
         copies = trace.table("memops", ["kind", "bytes"])
         copied = copies["bytes"].where(copies["kind"] != "memset", 0)
         metrics[f"{prefix}/copied_bytes"] = _sums_in_steps(capture, "memops", copied)
     used_devices = intervals.gpu_intervals(trace)["device"].unique()
-    cards = _cards(gpu.name for gpu in trace.meta.gpus if gpu.device in used_devices)
+    cards = _card_names(gpu.name for gpu in trace.meta.gpus if gpu.device in used_devices)
     return Run("trace", {"gpu": cards, "tool": trace.meta.tool, "selection": selection}, metrics)
 
 
@@ -210,7 +211,7 @@ def _sums_in_steps(capture: Samples, table: str, values: pd.Series) -> Float:
     """Add up values, one per row of a GPU table, in each step; without steps, over all."""
     if capture.windows.empty:
         return np.array([float(values.sum())])
-    step = steps.launched_in(capture.trace, table, capture.windows)
+    step = steps.launched_in(capture.trace, table, capture.windows)  # -1 for none, which `reindex` drops
     sums = values.groupby(step).sum().reindex(capture.windows.index, fill_value=0)
     return sums.to_numpy(np.float64)
 
@@ -301,7 +302,7 @@ def of_report(report: ncu_reports.Report) -> Run:
     TraceError
         No launch has a time.
     """
-    launches = report.launches[report.launches["time_ns"].between(0, LARGEST)]
+    launches = report.launches[report.launches["time_ns"].between(0, LARGEST)]  # drops NaN, an unknown time
     if launches.empty:
         raise TraceError(report.path, "holds no kernel times", "profile again with ncu --section SpeedOfLight")
     grid = launches["grid"].astype(str)
@@ -312,7 +313,7 @@ def of_report(report: ncu_reports.Report) -> Run:
     for name, times in launches["time_ns"].groupby(kernel):
         if times.sum() >= _LEAST_SHARE * launches["time_ns"].sum():
             metrics[f"{name}/time_ns"] = times.to_numpy(np.float64)
-    return Run("ncu", {"gpu": _cards(launches["gpu"].dropna().unique()), "tool": "Nsight Compute"}, metrics)
+    return Run("ncu", {"gpu": _card_names(launches["gpu"].dropna().unique()), "tool": "Nsight Compute"}, metrics)
 
 
 def of_samples(measured: Mapping[str, ArrayLike], gpu: str | None = None) -> Run:
@@ -343,6 +344,6 @@ def of_samples(measured: Mapping[str, ArrayLike], gpu: str | None = None) -> Run
     return Run("samples", {"gpu": gpu}, metrics)
 
 
-def _cards(names: Iterable[object]) -> str | None:
-    """Join the names of GPUs in one text, sorted, equal ones repeated; None without any."""
+def _card_names(names: Iterable[object]) -> str | None:
+    """Join the names of GPUs in one text, sorted, equal ones repeated, unknown ones left out; None without any."""
     return ", ".join(sorted(plain(name) for name in names if name)) or None

@@ -112,7 +112,7 @@ def samples(trace: Trace, match: str | None = None) -> Samples:
         # A filter such as --within drops the steps' own ranges: take the steps in which something selected began.
         windows = steps.windows(trace.whole, match)
         starts = [trace.table(table, ["start_ns"])["start_ns"] for table in ("ranges", "calls", "ops")]
-        step_numbers = np.setdiff1d(_begun_in(windows, np.concatenate(starts)), -1)
+        step_numbers = np.setdiff1d(_begun_in(windows, np.concatenate(starts)), -1)  # distinct and in order
         windows = windows.iloc[step_numbers].reset_index(drop=True)
     totals = overview.summary(trace)
     figures = _figures(trace, windows, totals)
@@ -157,19 +157,26 @@ def tables(capture: Samples) -> dict[str, pd.DataFrame]:
 
 
 def _figures(trace: Trace, windows: pd.DataFrame, totals: Json) -> pd.DataFrame:
-    """Tabulate ``wall_ns``, ``busy_ns`` and ``idle_ns`` of the capture and of each step; drop what is unknown."""
+    """Tabulate ``wall_ns``, ``busy_ns`` and ``idle_ns`` of the capture and of each step; drop what is unknown.
+
+    `totals` is the capture's :func:`nsightkit.analysis.timeline.overview.summary`.
+    """
+    # All steps are of one process.
     times = steps.busy_and_idle(trace, windows, process=windows["process"].max())
     total = pd.Series(totals).reindex(times.columns).astype("float64")
     if len(windows):
-        # Without GPU work only the steps tell a wall time.
+        # Without GPU work only the steps have a wall time.
         total = total.fillna(times[["wall_ns"]].sum())
-    # The tables of kernels, ranges and gaps have counts; these times have none.
+    # A table like those of kernels, ranges and gaps (`tables`); but nothing is counted here.
     table = pd.DataFrame({"count": 0, "total": total})
     return table.join(times.astype("float64").T).dropna()
 
 
 def _idle_by_cause(capture: Samples) -> pd.DataFrame:
-    """Add up idle time by cause; steps also count what lies before the first operation and after the last."""
+    """Make the table of idle time by cause (:func:`tables`). Its steps also count what lies before all gaps and after.
+
+    A gap lies between two operations of a device; before its first one and after its last one a device is idle, too.
+    """
     windows = capture.windows
     causes = gaps.causes(capture.trace)
     length = causes["end_ns"] - causes["start_ns"]
@@ -177,17 +184,16 @@ def _idle_by_cause(capture: Samples) -> pd.DataFrame:
     in_steps = pd.DataFrame(0, list(gaps.CAUSES), range(len(windows)))
     idle = causes
     if capture.match is None:
-        # All idle time of the window of the usual steps, also before the first operation and after the last. With
-        # `match` the steps are others, and there is only the idle time between operations.
+        # This is of the window of the usual steps. With `match` the steps are others, and only gaps are known.
         idle = gaps.in_window(capture.trace)
-    for (cause, _), gap in idle.groupby(["cause", "device"], observed=True):
-        covered = intervals.Coverage(gap["start_ns"], gap["end_ns"])
+    for (cause, _), rows in idle.groupby(["cause", "device"], observed=True):
+        covered = intervals.Coverage(rows["start_ns"], rows["end_ns"])
         in_steps.loc[str(cause)] += covered.of(windows["begin_ns"], windows["end_ns"])
     return table.reindex(in_steps.index, fill_value=0).join(in_steps)
 
 
 def _begun_in(windows: pd.DataFrame, start_ns: pd.Series | Float) -> NDArray[np.intp]:
-    """Find the step in which each event of the CPU began: its number, -1 for none."""
+    """Find the step on whose part on the CPU each event began: the row of `windows`, -1 for none."""
     return steps.step_at(windows.assign(end_ns=windows["cpu_end_ns"]), start_ns)
 
 
@@ -198,6 +204,7 @@ def _summed_by_name(windows: pd.DataFrame, names: pd.Series, values: pd.Series, 
     """
     table = values.groupby(names, observed=True).agg(["size", "sum"]).set_axis(_SUMS, axis=1)
     in_steps = values.groupby([names, step], observed=True).sum().unstack()
+    # `reindex` drops -1, and adds the steps without values.
     table = table.join(in_steps.reindex(columns=range(len(windows)))).fillna(0)
     table.index = table.index.astype(str)
     return table

@@ -97,6 +97,6 @@ def categorize(names: pd.Index | pd.Series) -> pd.Categorical[str]:
     """
     distinct = pd.Series(names, dtype="category").cat
     # The last is for a missing name, whose code is -1.
-    category_of_code = [*map(category_of, distinct.categories.astype(str)), "other"]
-    categories = pd.Categorical(category_of_code, pd.Index(CATEGORIES)).codes
-    return pd.Categorical.from_codes(categories[distinct.codes], pd.Index(CATEGORIES))
+    categories = [*map(category_of, distinct.categories.astype(str)), "other"]
+    category_codes = pd.Categorical(categories, pd.Index(CATEGORIES)).codes
+    return pd.Categorical.from_codes(category_codes[distinct.codes], pd.Index(CATEGORIES))

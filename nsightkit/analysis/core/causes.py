@@ -64,6 +64,7 @@ def confidence_text(level: str, ties: Sequence[str]) -> str:
     Parameters
     ----------
     level : str
+        The verdict's: "high", "medium" or "low".
     ties : sequence of str
         Slugs of causes.
     """

@@ -1,6 +1,7 @@
 """Interval arithmetic under every analysis: unions, coverage, busy and idle time, who launched what.
 
-All functions work on whole columns; none loops over events.
+All functions work on whole columns; none loops over events. Starts and ends are in nanoseconds; an interval holds its
+start but not its end. ``trace.whole`` is the trace without its filters.
 """
 
 from __future__ import annotations
@@ -95,11 +96,12 @@ def uncovered(start: ArrayLike, end: ArrayLike, key: ArrayLike) -> Int:
     start, end : array_like of int
         Bounds, in any order of rows.
     key : array_like of int
+        Such as the device. Intervals with different keys do not cover each other.
 
     Returns
     -------
     ndarray of int64
-        In the order of the rows.
+        In the order of the rows; "earlier" is by start, then by row.
     """
     rows = pd.DataFrame({"start": _as_int64(start), "end": _as_int64(end), "key": np.asarray(key)})
     rows = rows.sort_values(["key", "start"], kind="stable")
@@ -127,7 +129,7 @@ class Coverage:
 
     def __init__(self, start: ArrayLike, end: ArrayLike) -> None:
         self.start, self.end = merge(start, end)
-        # By how many intervals have begun: where the last one of them ends, and the length of all of them.
+        # Both arrays are indexed by the number of intervals that have begun: the end of the last, the length of all.
         self._last_end = np.append(_EARLIEST, self.end)
         self._length_of_begun = np.append(0, np.cumsum(self.end - self.start))
         self.length = int(self._length_of_begun[-1])
@@ -310,6 +312,7 @@ def idle_intervals(trace: Trace, intervals: pd.DataFrame | None = None) -> pd.Da
     device = ops["device"].to_numpy()
     start = ops["start_ns"].to_numpy()
     reach = ops.groupby("device")["end_ns"].cummax().to_numpy()
+    # A gap ends with an operation that starts after all earlier ones of its device have ended.
     after = np.flatnonzero((start[1:] > reach[:-1]) & (device[1:] == device[:-1])) + 1
     columns = {"device": device[after], "start_ns": reach[after - 1], "end_ns": start[after]}
     return pd.DataFrame({**columns, "after": after.astype(np.int32)}, copy=False)
@@ -424,7 +427,7 @@ def enclosing(inner: pd.DataFrame, outer: pd.DataFrame, chosen: NDArray[np.bool_
         Columns ``start_ns``, ``end_ns`` and ``thread``, in any order of rows; such as calls, and the operators or
         ranges that made them.
     chosen : ndarray of bool, optional
-        Which rows of `outer` are meant; all when omitted.
+        Which rows of `outer` are meant; all when omitted. Positions in `outer` count the others, too.
 
     Returns
     -------

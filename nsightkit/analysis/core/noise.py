@@ -105,8 +105,8 @@ def judge(
     """Tell a change from noise: the rule that ``diff`` and ``check`` share.
 
     A change counts where its interval excludes 0. That is the interval of the shift between the steps of all runs
-    (:func:`shift`), widened by the spread of runs (:func:`between_runs`). However few the steps, a change also counts
-    where the two sides lie further apart than either spreads, and than runs differ.
+    (:func:`shift`), widened by the spread of runs (:func:`between_runs`). From four steps per side on, a change also
+    counts where the two sides lie further apart than either spreads, and than runs differ.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def judge(
 
 
 def shift(before: ArrayLike, after: ArrayLike, confidence: float = 0.95) -> Estimate:
-    """Estimate what was added from one series to the other, as the median of all pairwise differences.
+    """Estimate what was added from `before` to `after`, as the median of all pairwise differences.
 
     The estimate of Hodges and Lehmann with the interval of the rank-sum test (Hollander and Wolfe, Nonparametric
     Statistical Methods, 2nd ed., sections 4.2 and 4.3): an interval without 0 is a change.
@@ -160,7 +160,7 @@ def shift(before: ArrayLike, after: ArrayLike, confidence: float = 0.95) -> Esti
     Returns
     -------
     Estimate
-        Without an interval where there are too few samples (fewer than four per side at 95%).
+        Its interval is infinite where there are too few samples (fewer than four per side at 95%).
     """
     # All pairs are formed, in memory: thin long series first.
     before_samples = thinned(np.asarray(before, np.float64))
@@ -197,12 +197,12 @@ def between_runs(before: ArrayLike, after: ArrayLike, confidence: float = 0.95) 
     Steps of one run share its clock, its placement in memory and its neighbours, so they do not show how another run
     would have come out. The spread of runs is estimated from both groups and, because there are few, drawn towards
     the usual one: a moderated t statistic (Smyth, Statistical Applications in Genetics and Molecular Biology 3, 2004,
-    section 3.2, with a prior of four degrees of freedom). The usual spread is a judgement.
+    section 3.2, with a prior of four degrees of freedom). The usual spread is our judgement, not a measurement.
 
     Parameters
     ----------
     before, after : array_like of float
-        One figure per run, from 0 on.
+        One figure per run, 0 or more.
     confidence : float
 
     Returns
@@ -255,7 +255,7 @@ def thinned(values: Float, most: int = _MOST_SAMPLES_TO_PAIR) -> Float:
 
 @functools.lru_cache(maxsize=256)
 def rank_margin(n: int, m: int, tail: float) -> int:
-    """Find how far from the end of the sorted pairwise differences a confidence interval ends.
+    """Find how far from either end of the sorted pairwise differences a confidence interval ends.
 
     Parameters
     ----------

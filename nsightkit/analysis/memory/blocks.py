@@ -80,7 +80,8 @@ def _lifetimes(events: pd.DataFrame, at_end: pd.DataFrame, column_of_action: dic
     for name in ("first", "free_requested", "free_completed"):
         rows[name] = rows["event"].where(rows["column"] == name, -1).astype(np.int64)
     lifetimes = rows.drop(columns=["column", "event"]).groupby(begins_lifetime.cumsum())
-    # In a lifetime only one row knows a column, the others have -1; of the requested bytes the allocation's count.
+    # At most one row of a lifetime knows a column; the others have -1. Only the requested bytes are in all rows, and
+    # those of the first row are the allocation's.
     table = lifetimes.max().assign(requested_bytes=lifetimes["requested_bytes"].first())
     completed = table["free_completed"]
     table["free_completed"] = completed.where(completed >= 0, count)
@@ -94,7 +95,10 @@ def _lifetimes(events: pd.DataFrame, at_end: pd.DataFrame, column_of_action: dic
 
 @kept
 def _segment_lifetimes(snapshot: Snapshot, device: int) -> pd.DataFrame:
-    """List the lifetimes of ordinary segments, with the address of their ``end``; expandable ones are left out."""
+    """List the lifetimes of ordinary segments, with the address of their ``end``; expandable ones are left out.
+
+    ``requested_bytes`` is the length of a segment; the other columns are those of :func:`_lifetimes`.
+    """
     segments = segments_of(snapshot, device)
     segments = segments[~segments["expandable"]]
     # To `_lifetimes` a segment is a block that was asked for at its full length; its size needs no rounding up.
@@ -130,7 +134,8 @@ def _with_sizes(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Data
     table["size_bytes"] = table["size_bytes"].where(~is_gone, rounded_bytes)
     if _has_expandable(snapshot, device):
         return table  # expandable segments split off any remainder
-    # Only a block above 1 MiB may keep a remainder, and so reach to the next block or to the end of its segment.
+    # Only a block above 1 MiB may keep a remainder, and so reach to the next block or to the end of its segment, which
+    # holds no smaller blocks.
     large = table[rounded_bytes > _SMALL_BYTES]
     gone = large[is_gone[large.index]]
     segments = _segment_lifetimes(snapshot, device)
@@ -191,7 +196,7 @@ def free_space(snapshot: Snapshot, device: int, event: int, live: pd.DataFrame) 
     # Empty: as many blocks start below the segment's end as below its start.
     blocks_before = np.searchsorted(block_starts, segments["address"])
     is_empty = np.searchsorted(block_starts, segments["end"]) == blocks_before
-    releasable_bytes = int(segments["requested_bytes"][is_empty].sum())
+    releasable_bytes = int(segments["requested_bytes"][is_empty].sum())  # the segments' lengths
     if _has_expandable(snapshot, device):
         return releasable_bytes, None
     # Free space runs from a segment's start or a block's end to the next block's start or the segment's end. In order

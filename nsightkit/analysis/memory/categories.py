@@ -22,8 +22,8 @@ from nsightkit.analysis.memory.blocks import events_of
 from nsightkit.trace.model import kept
 from nsightkit.trace.snapshot import Snapshot
 
-#: What a frame in any place of the stack says, by a pattern of its file, a line break and its function.
-_ANYWHERE = {
+#: Signs of what a stack is for: each with an expression that finds it in "FILE\nFUNCTION" of any frame.
+_SIGNS_ANYWHERE = {
     "forward": r"\n_?forward$|nn[/\\]modules[/\\]module\.py\n(_wrapped)?_call_impl$",
     "backward": r"torch::autograd::(Engine|Node|generated::\w+Backward|PyNode|AccumulateGrad)"
     r"|\n_engine_run_backward$|torch[/\\]autograd[/\\]__init__\.py\ngrad$|\.py\nbackward$",
@@ -42,8 +42,8 @@ _ANYWHERE = {
     "zero_grad": r"\nzero_grad$",
     "python": r"\.py\n|^<",
 }
-#: The same of the frame that allocated. Further out such names prove nothing: a trainer may run in its `__init__`.
-_AT_SITE = {
+#: The same in the frame that allocated. Further out such names prove nothing: a trainer may run in its `__init__`.
+_SIGNS_AT_SITE = {
     "optimizer": r"(?i:(^|[/\\_])(optim|optimizers?|adamw?)\.py)\n__init__$",
     "setup": r"\.py\n__init__$",
     "logits": r"\.py\n.*(cross_entropy|log_softmax|nll_loss)",
@@ -74,15 +74,15 @@ def _signs_of_stacks(snapshot: Snapshot) -> pd.DataFrame:
     """
     frame_texts = snapshot.frames["filename"] + "\n" + snapshot.frames["name"]
     signs = {}
-    for sign, pattern in _ANYWHERE.items():
+    for sign, pattern in _SIGNS_ANYWHERE.items():
         is_match = frame_texts.map(re.compile(pattern).search).notna().to_numpy()
-        # A stack is a run of `stack_frames`, and carries a sign if any of its frames does.
+        # A stack is a run of `stack_frames`, never empty, and carries a sign if any of its frames does.
         is_in_stack = np.logical_or.reduceat(is_match[snapshot.stack_frames], snapshot.stack_bounds[:-1])
         signs[sign] = np.append(is_in_stack, False)
     site_texts = frame_texts.iloc[_site_frames(snapshot)]
-    for sign, pattern in _AT_SITE.items():
+    for sign, pattern in _SIGNS_AT_SITE.items():
         signs[sign][:-1] |= site_texts.map(re.compile(pattern).search).notna().to_numpy()
-    signs["forward"] |= signs["logits"]
+    signs["forward"] |= signs["logits"]  # the loss, also where no module computes it
     return pd.DataFrame(signs)
 
 
@@ -90,7 +90,10 @@ def _signs_of_stacks(snapshot: Snapshot) -> pd.DataFrame:
 
 
 def categorize(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Series:
-    """Decide the category of each of the blocks that :func:`nsightkit.analysis.memory.blocks.held_blocks` lists."""
+    """Decide the category of each of the blocks that :func:`nsightkit.analysis.memory.blocks.held_blocks` lists.
+
+    In `table`, ``first`` and ``free_requested`` are events: -1 is before the first one, ``len(events)`` is never.
+    """
     events = events_of(snapshot, device)
     all_signs = _signs_of_stacks(snapshot)
     # Stack -1 takes the last row, without signs.
@@ -165,7 +168,7 @@ def _frame_text(name: str, filename: str, line: int) -> str:
 
 @kept
 def _site_frames(snapshot: Snapshot) -> _Ints:
-    """Give each stack's most telling frame: one of the user's own Python, else any Python, else a C++ operator."""
+    """Give the row of each stack's most telling frame: of the user's own Python, else any Python, else an operator."""
     filenames = snapshot.frames["filename"]
     is_python = filenames.str.contains(_PYTHON_FILE)
     is_own_python = is_python & ~filenames.str.contains(_LIBRARY_FILE)

@@ -225,10 +225,12 @@ def growth(snapshot: Snapshot, match: str = "^step$", device: int | None = None)
     for step, event in enumerate(last_events.tolist()):
         bytes_at_end[step] = sites(snapshot, event, device).set_index(["site", "category"])["bytes"]
     # A row per line and category, a column per step. Without a step before it, the first column has no growth.
-    held_bytes = pd.DataFrame(bytes_at_end).fillna(0).astype(np.int64)
+    held_bytes = pd.DataFrame(bytes_at_end).fillna(0)
     grown = held_bytes.diff(axis=1).iloc[:, 1:].astype(np.int64)
     grown = grown[grown.any(axis=1)]
     table = pd.DataFrame({"grown_bytes": grown.sum(axis=1), "least_bytes": grown.min(axis=1)}).reset_index()
+    # Without any step the table lacks the columns of lines and categories.
+    table = table.reindex(columns=["site", "category", "grown_bytes", "least_bytes"])
     return table.sort_values(["least_bytes", "grown_bytes"], ascending=False, kind="stable", ignore_index=True)
 
 
@@ -279,9 +281,7 @@ def summary(
         peak_bytes = int(peak["allocated_bytes"])
         reserved_bytes = int(peak["reserved_bytes"])
     if moment is None:
-        moment = "end"
-        if count:
-            moment = "peak"
+        moment = "peak" if count else "end"
     live = at(snapshot, moment, device)
     return {
         "peak_bytes": peak_bytes,

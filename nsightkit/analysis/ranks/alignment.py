@@ -114,7 +114,10 @@ def match(collectives: pd.DataFrame) -> pd.DataFrame:
 
 
 def _number_by_order(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add ``nth``, a collective's number on the rank that has most, and ``limit_ns``; drop ranks that do not fit."""
+    """Number the collectives of one kind and group that have no sequence numbers, in order of time.
+
+    Adds ``nth``, a collective's number on the rank that has most, and ``limit_ns``; drops ranks that do not fit.
+    """
     ends_of = {rank: end.to_numpy() for rank, end in rows.groupby("rank")["end_ns"]}
     reference_ends = max(ends_of.values(), key=len)
     interval_ns = 0
@@ -157,7 +160,7 @@ def _collective_shift(reference_ends: Int, ends: Int, limit_ns: float) -> int | 
 
 
 def _do_ends_agree(arrivals: pd.DataFrame) -> bool:
-    """Whether the ends of collectives that were matched by their order lie as close as they should.
+    """Whether the ends of collectives that were matched by their order lie as close as they should, on aligned clocks.
 
     If they do not, the match is wrong. It is enough that most ends do (`_CLOSE_SHARE`): some may be delayed.
     """
@@ -192,7 +195,7 @@ def align(arrivals: pd.DataFrame, ranks: Iterable[int], captures: Mapping[int, s
     DataFrame
         By ``rank``: ``island`` (its lowest rank; collectives tie the ranks of an island together, and clocks of two
         islands cannot be compared), ``offset_ns`` (this clock minus the one of the island's lowest rank) and
-        ``spread_ns`` (robust standard deviation of the ends on the aligned clocks).
+        ``spread_ns`` (robust standard deviation of the ends on the aligned clocks; NaN without matched collectives).
     """
     ends = arrivals[arrivals["kind"].isin(SYNCHRONIZING)]
     clocks = pd.DataFrame({"island": -1, "offset_ns": 0}, pd.Index(sorted(ranks), name="rank"))
@@ -262,13 +265,13 @@ class Meetings:
         collectives = communication.collectives(trace)
         collectives = collectives[collectives["where"] == "GPU"]
         self.devices: list[int] = collectives["device"].unique().tolist()
-        # One process drives all these devices: match them as if each device were a rank.
+        # The devices of a trace exchange data as the ranks of a job do: match them as if each were a rank.
         arrivals = match(collectives.assign(rank=collectives["device"]))
         by_collective = arrivals.groupby("collective")
         arrivals["until_ns"] = by_collective["start_ns"].transform("max")
-        # A collective cannot end on one device before it began on another: such a match is wrong.
-        is_possible = arrivals["until_ns"] < by_collective["end_ns"].transform("min")
-        self.met = arrivals[is_possible]
+        # Where one device is done before the last begins, none waited for it (a broadcast), or the match is wrong.
+        is_simultaneous = arrivals["until_ns"] < by_collective["end_ns"].transform("min")
+        self.met = arrivals[is_simultaneous]
 
     def waiting(self, device: int) -> pd.DataFrame:
         """Give the time from a device's arrival at each collective to the last device's arrival.

@@ -113,8 +113,8 @@ def totals(trace: Trace) -> dict[str, int | None]:
     for device, computing in devices.items():
         rows = table[table["device"] == device]
         communicating = intervals.Coverage(rows["start_ns"], rows["end_ns"])
-        overlapped = computing.of(communicating.start, communicating.end)
-        by_device.append((computing.length, communicating.length, overlapped.sum()))
+        overlapped_ns = computing.of(communicating.start, communicating.end).sum()
+        by_device.append((computing.length, communicating.length, overlapped_ns))
     compute_ns, communication_ns, overlapped_ns = np.sum(by_device, axis=0).tolist()
     return {
         "compute_ns": compute_ns,
@@ -152,7 +152,7 @@ def compute_intervals(trace: Trace) -> dict[int, intervals.Coverage]:
 
 
 def _computing_on_cpu(trace: Trace) -> intervals.Coverage:
-    """When operators ran that neither communicate nor wait."""
+    """When operators ran that neither communicate nor wait, each moment once."""
     ops = trace.table("ops", _EVENT_COLUMNS)
     # Gloo's own threads run operators too, as part of the collective.
     is_communicating_thread = ops["thread"].isin(_collective_events(trace, "ranges")["thread"]).to_numpy()
@@ -180,7 +180,7 @@ def _gpu_collectives(trace: Trace) -> pd.DataFrame:
 
 
 def _annotated_kinds(trace: Trace, kernels: pd.DataFrame) -> pd.Series:
-    """Kind of collective by the annotation around the call that launched each kernel."""
+    """Kind of collective by the annotation around the call that launched each kernel; "other" without any."""
     call = intervals.launch_of(trace, kernels["process"], kernels["correlation"])
     is_launch_recorded = call >= 0
     calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[call[is_launch_recorded]]
@@ -199,13 +199,13 @@ def _described_columns(texts: pd.Series) -> pd.DataFrame:
     rows = []
     # Many collectives share one description, so each is parsed once.
     for text in texts.cat.categories:
-        description = _parsed(text)
+        description = _parsed_description(text)
         rows.append(
             {
                 "kind": kind_of(str(description.get("Collective name", ""))),
                 "group": str(description.get("Process Group Name", "")),
                 "ranks": str(description.get("Process Group Ranks", "")),
-                "group_size": _count(description, "Group size"),
+                "group_size": _described_count(description, "Group size"),
                 "bytes": _message_bytes(description),
             }
         )
@@ -214,8 +214,8 @@ def _described_columns(texts: pd.Series) -> pd.DataFrame:
     return distinct.iloc[texts.cat.codes].reset_index(drop=True)
 
 
-def _parsed(text: str) -> Json:
-    """A description as an object; files are untrusted, so any other text describes nothing."""
+def _parsed_description(text: str) -> Json:
+    """Decode a description, a JSON object; files are untrusted, so any other text describes nothing."""
     try:
         return msgspec.json.decode(text, type=Json)
     except (msgspec.MsgspecError, RecursionError):
@@ -224,15 +224,15 @@ def _parsed(text: str) -> Json:
 
 def _message_bytes(description: Json) -> int:
     """Bytes of the whole message, -1 if unknown: the output of a gather, the input of a scatter, so the larger one."""
-    elements = max(_count(description, "In msg nelems"), _count(description, "Out msg nelems"))
+    elements = max(_described_count(description, "In msg nelems"), _described_count(description, "Out msg nelems"))
     element_bytes = int(_NAMES["bytes_of_type"].get(str(description.get("dtype", "")).lower(), -1))
     if min(elements, element_bytes) >= 0:
         return elements * element_bytes
     return -1
 
 
-def _count(description: Json, name: str) -> int:
-    """A count from the file's description; -1 if it is missing, no number, negative or too large."""
+def _described_count(description: Json, name: str) -> int:
+    """A count from a collective's description; -1 if it is missing, no number, negative or too large."""
     value = description.get(name)
     if isinstance(value, int) and 0 <= value <= _LARGEST_COUNT:
         return value

@@ -87,9 +87,11 @@ class Job:
         """
         if len(self.stragglers):
             late = " and ".join(f"rank {rank}" for rank in self.stragglers["rank"])
-            longest = time_text(self.ranks["span_ns"].max())
-            gain = f"With {late} on time, the job would save at most {time_text(self.gain_ns)} of {longest}."
-            return [*self.stragglers["text"], gain]
+            gain = f"With {late} on time, the job would save at most {time_text(self.gain_ns)}"
+            longest_ns = self.ranks["span_ns"].max()
+            if longest_ns > 0:  # without GPU work there is no span: NaN or 0
+                gain += f" of {time_text(longest_ns)}"
+            return [*self.stragglers["text"], f"{gain}."]
         if len(self.collectives):
             return [f"No rank is late more often than chance explains ({len(self.collectives):,} collectives)."]
         return ["The traces share no collective, so late ranks cannot be named."]
@@ -103,7 +105,7 @@ class Job:
             ``group, kind, bytes, count, total_ns, wait_ns, transfer_ns, exposed_ns`` (sums of the means over ranks);
             by falling ``total_ns``.
         """
-        # Per rank, as the other times are.
+        # `wait_ns` is a sum over ranks; the other times are means.
         table = self.collectives.assign(wait_ns=self.collectives["wait_ns"] / self.collectives["ranks"])
         by_kind = table.groupby(["group", "kind", "bytes"], dropna=False)
         kinds = by_kind[["total_ns", "wait_ns", "transfer_ns", "exposed_ns"]].sum(min_count=1)
@@ -230,14 +232,14 @@ def _by_number(path: Path) -> list[int | str]:
 
 
 def _is_trace(path: Path) -> bool:
-    """Whether a file or folder is a trace, by its name; a small JSON document by what it holds."""
+    """Whether a file or folder is a trace, by its name; a folder or a small JSON document by what it holds."""
     if path.name.startswith(".") or path.suffix == ".nsightkit-cache":
         return False
     if path.is_dir():
         return store.is_store(path) or any(path.glob("*.parquet"))
     if path.suffix == ".nsys-rep":
         return not path.with_suffix(".sqlite").exists()  # the report's export is read instead
-    # A rank in the name, or a large file, shows a trace without reading it.
+    # Only a small .json without a rank in its name has to be read to tell.
     if path.suffix != ".json" or rank_of(path) is not None or path.stat().st_size > _LARGEST_OTHER_BYTES:
         return path.name.endswith(_SUFFIXES)
     # A JSON object of another kind, such as source.json, may lie beside the traces; a list can only be one of events.
@@ -278,7 +280,7 @@ def combine(looks: Sequence[Look], lost: Sequence[Json] = ()) -> Job:
         raise UsageError(
             f"the traces are of several jobs, of {world_sizes[0]} and of {world_sizes[1]} ranks; {_REMEDY}"
         )
-    look_of_rank = _by_rank(looks)
+    look_of_rank = _look_of_rank(looks)
     world_size = max([*world_sizes, max(look_of_rank) + 1])
     lost_or_absent = list(lost)
     absent = set(range(world_size)).difference(look_of_rank, *(trace["ranks"] for trace in lost))
@@ -286,13 +288,13 @@ def combine(looks: Sequence[Look], lost: Sequence[Json] = ()) -> Job:
         lost_or_absent.append(
             {"file": None, "ranks": sorted(absent), "reason": f"no trace here (the job has {world_size} ranks)"}
         )
-    # Only ranks that are processes of one capture share its clock.
+    # Ranks that are processes of one capture share its clock; any other rank is a capture of its own.
     capture_of_rank = {}
     for rank, entry in look_of_rank.items():
         capture_of_rank[rank] = str(rank) if entry.process is None else entry.file
     collectives = {rank: entry.collectives for rank, entry in look_of_rank.items()}
     arrivals, clocks, notes = alignment.match_and_align(collectives, capture_of_rank)
-    # In each collective by arrival, so that the last row belongs to the last rank.
+    # One row per rank and collective: in each collective by arrival, so that the last row belongs to the last rank.
     arrivals = arrivals.sort_values(["collective", "start_ns", "rank"], kind="stable", ignore_index=True)
     by_collective = arrivals.groupby("collective")
     wait = (by_collective["start_ns"].transform("last") - arrivals["start_ns"]).astype("Int64")
@@ -302,7 +304,8 @@ def combine(looks: Sequence[Look], lost: Sequence[Json] = ()) -> Job:
     arrivals["step"] = by_collective["step"].transform("max")
     steps = pd.concat({rank: entry.steps.set_index("step") for rank, entry in look_of_rank.items()}, names=["rank"])
     watched_ns = float(steps.pop("wall_ns").groupby(level="rank").sum().median())
-    # Lateness must exceed what the clocks' uncertainty may feign: three standard deviations.
+    # Lateness must exceed what the clocks' uncertainty may feign: three standard deviations. Where the spread is
+    # unknown, the rank waits in no matched collective and cannot be late.
     floors_ns = 3 * clocks["spread_ns"].fillna(0)
     stragglers, gain_ns = lateness.find_stragglers(arrivals, steps, floors_ns, watched_ns)
     return Job(
@@ -316,7 +319,7 @@ def combine(looks: Sequence[Look], lost: Sequence[Json] = ()) -> Job:
     )
 
 
-def _by_rank(looks: Sequence[Look]) -> dict[int, Look]:
+def _look_of_rank(looks: Sequence[Look]) -> dict[int, Look]:
     """Give each look its rank: the trace's own, or the lowest that is free; in order of rank."""
     look_of_rank: dict[int, Look] = {}
     for entry in sorted(looks, key=lambda entry: entry.rank is None):  # known ranks first
@@ -365,7 +368,7 @@ def _rank_rows(look_of_rank: Mapping[int, Look], clocks: pd.DataFrame, arrivals:
     """One row per rank: its figures, how late it was and how long it waited, and its clock."""
     rows = []
     for rank, entry in look_of_rank.items():
-        steps = int((entry.steps["step"] >= 0).sum())
+        steps = int((entry.steps["step"] >= 0).sum())  # -1 stands for a trace without steps
         file = entry.file if entry.process is None else f"{entry.file}#{entry.process}"
         row = {"rank": rank, "file": file, "tool": entry.tool, "steps": steps}
         rows.append(row | entry.figures | {"collectives": len(entry.collectives)})
@@ -394,8 +397,9 @@ def waited(arrivals: pd.DataFrame) -> pd.Series:
         In nanoseconds, NA for kinds in which ranks do not wait for each other.
     """
     wait = arrivals["wait_ns"].astype("Int64")
-    end = arrivals["start_ns"] + wait.fillna(0)
-    return wait.where(wait.isna(), uncovered(arrivals["start_ns"], end, key=arrivals["rank"]))
+    wait_end = arrivals["start_ns"] + wait.fillna(0)
+    # Of overlapping waits of a rank, each counts for what the earlier ones leave.
+    return wait.where(wait.isna(), uncovered(arrivals["start_ns"], wait_end, key=arrivals["rank"]))
 
 
 # ---------------------------------------------------------------- where they are read
@@ -457,7 +461,7 @@ def _executor(scheduler: str | None, workers: int) -> Iterator[Executor]:
     except (OSError, ValueError, TimeoutError) as error:
         raise UsageError(f"--scheduler: no Dask scheduler answers at {scheduler!r}") from error
     with client:
-        # Not pure: a path may hold another trace than the last time Dask read it.
+        # Not pure: Dask must not answer from memory, for a path may hold another trace than the last time.
         yield client.get_executor(pure=False, retries=1)
 
 

@@ -98,30 +98,28 @@ def find_stragglers(
     table["late_ns"] = table["late_ns"].where(table["late_ns"] > table["rank"].map(floors_ns), 0.0)
     late_ns_of_rank = table.groupby("rank")["late_ns"].sum()
     lateness_of_group = _lateness_by_group(table)
-    stragglers = _late_beyond_chance(lateness_of_group, wall_ns)
+    group_of_straggler = _late_beyond_chance(lateness_of_group, wall_ns)
     rows = []
-    most_saved_ns = 0.0
-    for rank, group in stragglers.items():
-        lateness_by_unit = lateness_of_group[group]
+    saved_by_all_ns = 0.0
+    for rank, group in group_of_straggler.items():
+        lateness_by_unit = lateness_of_group[group]  # a row per step or collective, a column per rank
         # The ranks of the group that are on time; where none is, all but this one.
-        others = lateness_by_unit.columns.difference(list(stragglers))
+        others = lateness_by_unit.columns.difference(list(group_of_straggler))
         if others.empty:
             others = lateness_by_unit.columns.drop([rank])
-        excess = _excess(rank, steps, others)
-        excess_ns = float(excess.sum())
+        excess_by_part = _excess_by_part(rank, steps, others)
+        # On time, it saves at most what it spends more than the others.
+        saved_ns = float(excess_by_part.sum())
         gain_ns = _time_others_waited(table, [rank])
-        if excess_ns >= _EXPLAINED_SHARE * late_ns_of_rank[rank]:
-            cause = str(excess.idxmax()).removeprefix(TIME)
-            extra_ns: int | None = int(excess.max())
-            # On time, it saves at most what it spends more than the others.
-            gain_ns = min(gain_ns, int(excess_ns))
+        if saved_ns >= _EXPLAINED_SHARE * late_ns_of_rank[rank]:
+            cause = str(excess_by_part.idxmax()).removeprefix(TIME)
+            extra_ns: int | None = int(excess_by_part.max())
+            gain_ns = min(gain_ns, int(saved_ns))
         else:
-            cause, extra_ns = _held_up(table, rank, group)
+            cause, extra_ns = _wait_in_other_group(table, rank, group)
             # A rank that others hold up saves nothing by itself; what an unexplained one may save has no limit.
-            excess_ns = 0
-            if extra_ns is None:
-                excess_ns = math.inf
-        most_saved_ns += excess_ns
+            saved_ns = math.inf if extra_ns is None else 0
+        saved_by_all_ns += saved_ns
         own_lateness = lateness_by_unit[rank].dropna()
         when_late = own_lateness[own_lateness > 0]
         row: Json = {
@@ -137,7 +135,7 @@ def find_stragglers(
         }
         rows.append(row | {"text": _late_rank_sentence(row)})
     rows.sort(key=lambda row: (row["cause"].startswith(_HELD_UP_PREFIX), -row["late_ns"]))
-    gain_of_all_ns = min(_time_others_waited(table, list(stragglers)), most_saved_ns)
+    gain_of_all_ns = min(_time_others_waited(table, list(group_of_straggler)), saved_by_all_ns)
     return pd.DataFrame(rows, columns=COLUMNS), int(gain_of_all_ns)
 
 
@@ -216,14 +214,15 @@ def chances_of_lateness(units: pd.DataFrame) -> pd.Series:
 def _time_others_waited(table: pd.DataFrame, ranks: Sequence[int]) -> int:
     """Sum the ns in which the other ranks waited in collectives for `ranks`, and computed nothing at that time.
 
-    That is what the job would save if `ranks` came no later than the others.
+    That is what the job would save if `ranks` came no later than the others. Waits of one process group at the same
+    time count once.
     """
     by_collective = table.groupby("collective")
     all_arrived = by_collective["start_ns"].max()
     # Without others in a collective, the first arrival is taken for theirs.
     others_arrived = table[~table["rank"].isin(ranks)].groupby("collective")["start_ns"].max()
     others_arrived = others_arrived.reindex(all_arrived.index).fillna(by_collective["start_ns"].min())
-    # A wait behind which a rank computed costs nothing: count no more than the most that a rank had exposed.
+    # A wait behind which a rank computed costs nothing: count no more than the most that a rank had exposed, if known.
     exposed = by_collective["exposed_ns"].max().astype("float64").fillna(np.inf)
     waited = uncovered(others_arrived, all_arrived, key=by_collective["group_id"].first())
     return int(np.minimum(waited, exposed).sum())
@@ -232,8 +231,11 @@ def _time_others_waited(table: pd.DataFrame, ranks: Sequence[int]) -> int:
 # ---------------------------------------------------------------- cause
 
 
-def _excess(rank: int, steps: pd.DataFrame, others: pd.Index) -> pd.Series:
-    """By part of a rank's time: how much more it takes than the others' median, in ns, over the steps that all have."""
+def _excess_by_part(rank: int, steps: pd.DataFrame, others: pd.Index) -> pd.Series:
+    """By part of a rank's time: how much more it takes than the others' median, in ns, over the steps that all have.
+
+    The time in collectives is left out, since it depends on when the others arrive.
+    """
     parts = steps.drop(columns=WAITING, errors="ignore").fillna(0)
     own = parts.loc[rank]
     others_by_step = parts.loc[others].groupby("step")
@@ -243,8 +245,8 @@ def _excess(rank: int, steps: pd.DataFrame, others: pd.Index) -> pd.Series:
     return (own - usual).dropna().sum().clip(lower=0)
 
 
-def _held_up(table: pd.DataFrame, rank: int, group: int) -> tuple[str, int | None]:
-    """Cause of a rank's lateness in `group`: its wait in another group, and how long that is; None if unexplained."""
+def _wait_in_other_group(table: pd.DataFrame, rank: int, group: int) -> tuple[str, int | None]:
+    """Cause of a rank's lateness in `group`: its wait in another group, and the ns of that; None if not explained."""
     rows = table[table["rank"] == rank]
     is_in_group = rows["group_id"] == group
     waited_ns = rows[~is_in_group].groupby(["group", "last_rank"])["wait_ns"].sum().astype("float64")

@@ -103,9 +103,10 @@ def look_at_ranks(source: AnyPath | Trace) -> list[Look]:
 def _of_process(trace: Trace, process: int) -> Trace:
     """The trace with the events of one process only: a recording of several ranks has a process for each."""
     masks = {}
-    for table, columns in TABLES.items():
-        if "process" in columns:
-            masks[table] = (trace.whole.table(table, ["process"])["process"] == process).to_numpy()
+    for table in TABLES:
+        is_own = (trace.whole.table(table, ["process"])["process"] == process).to_numpy()
+        selected = trace.mask(table)  # None: the trace has all rows of the whole one
+        masks[table] = is_own if selected is None else is_own & selected
     return trace.masked(masks)
 
 
@@ -147,9 +148,7 @@ def rank_of(path: AnyPath) -> int | None:
     """
     path = Path(path)
     match = _RANK_IN_NAME.search(path.name) or _RANK_IN_NAME.search(path.parent.name)
-    if match:
-        return int(match[1])
-    return None
+    return int(match[1]) if match else None
 
 
 def _rank_number(value: Any) -> int | None:
@@ -160,7 +159,10 @@ def _rank_number(value: Any) -> int | None:
 
 
 def _step_windows(trace: Trace) -> pd.DataFrame:
-    """The window of each step: ``step`` (its number), ``start_ns, wall_ns, end_ns``; without steps the trace as -1."""
+    """The window of each step: ``step`` (0 is the trace's first), ``start_ns, wall_ns, end_ns``.
+
+    Without steps the whole trace is one window, of step -1.
+    """
     windows = steps.summary(trace)[["start_ns", "wall_ns"]].rename_axis("step").reset_index()
     if windows.empty:
         begin, end = captured_window(trace)
@@ -200,11 +202,11 @@ def time_spent(trace: Trace, start: npt.ArrayLike, end: npt.ArrayLike) -> pd.Dat
     for _, rows in work.groupby("device"):
         covered_ns = np.zeros(len(starts), np.int64)
         precedence = rows["part"].cat.codes  # 0 comes first
-        for part in np.unique(precedence):
-            # A part gets what it adds to the union of itself and all parts before it.
-            up_to_part = rows[precedence <= part]
+        for code in np.unique(precedence):
+            # A part gets what it adds to the union of all parts before it.
+            up_to_part = rows[precedence <= code]
             up_to_part_ns = Coverage(up_to_part["start_ns"], up_to_part["end_ns"]).of(starts, ends)
-            spent[parts[part]] += up_to_part_ns - covered_ns
+            spent[parts[code]] += up_to_part_ns - covered_ns
             covered_ns = up_to_part_ns
     spent[rest_part] = (ends - starts) * max(work["device"].nunique(), 1) - spent.sum(axis=1)
     return spent.add_prefix(TIME)
@@ -223,11 +225,14 @@ def _gpu_work_and_gaps(trace: Trace) -> pd.DataFrame:
 
 
 def _outermost_ranges(trace: Trace) -> pd.DataFrame:
-    """The outermost ranges inside the steps, on the steps' thread; ``part`` is a range's name."""
+    """The outermost ranges on the steps' thread, apart from the steps' own; ``part`` is a range's name.
+
+    Without steps there are none.
+    """
     step_ranges = steps.find(trace)
     ranges = trace.table("ranges", ["start_ns", "end_ns", "thread", "name", "parent"])
     ranges = ranges[ranges["thread"].isin(step_ranges["thread"]) & ~ranges["name"].isin(step_ranges["step"])]
-    # Outermost: the parent, a row of the table, is outside these ranges.
+    # Outermost: the parent, a row of the trace's ranges, is a step or nothing.
     ranges = ranges[~ranges["parent"].isin(ranges.index)]
     # ``epoch 1`` and ``epoch 2`` are one activity.
     part = "range " + ranges["name"].astype("str").str.replace(r"\d+", "#", regex=True)

@@ -108,8 +108,9 @@ def read(program: Program, streams: Streams, pauses: pd.DataFrame, arrivals: pd.
     full_queue, room_makers = _full_queue_cuts(program, streams)
     cuts = pd.concat([opening, blocking, full_queue, pauses, arrivals.assign(is_batch=1)], ignore_index=True)
     cuts = cuts.fillna(_DEFAULTS).astype(np.int64).sort_values(["thread", "end"], kind="stable")
-    # The index still holds the rows before sorting: where each row after `opening` stands now.
+    # The index still holds the rows before sorting: where each row after `opening` stands now, `blocking` first.
     position = np.argsort(cuts.index)[len(opening) :]
+    # Pairs of a waiting row and its target: as in `targets`, then each launch into a full queue with its room maker.
     waiting = np.append(targets["call"], len(blocking) + np.arange(len(room_makers)))
     cuts = cuts.astype({"is_full_queue": bool, "is_batch": bool})
     columns = {str(column): values.to_numpy() for column, values in cuts.items()}
@@ -120,7 +121,8 @@ def read(program: Program, streams: Streams, pauses: pd.DataFrame, arrivals: pd.
 def _full_queue_cuts(program: Program, streams: Streams) -> tuple[pd.DataFrame, Int]:
     """List the launches into a full queue as cuts, and the operation whose end made room for each.
 
-    That is the last to end before the call returned. Apart from its wait, such a call takes as long as any launch.
+    That is the last to end before the call returned. Apart from its wait, such a call takes as long as any launch. The
+    table lacks columns of :class:`Cuts`, which take their `_DEFAULTS`.
     """
     full_queue_ops = streams.full_queue_ops
     end = program.launch_end[full_queue_ops]
@@ -131,25 +133,28 @@ def _full_queue_cuts(program: Program, streams: Streams) -> tuple[pd.DataFrame, 
             "thread": program.launch_thread[full_queue_ops],
             "start": program.launch_start[full_queue_ops],
             "end": end,
+            "before_wait_ns": streams.call_ns,
+            "after_wait_ns": median(end - program.end[room_makers], otherwise=0),
+            "is_full_queue": 1,
         }
     )
-    after_wait_ns = median(end - program.end[room_makers], otherwise=0)
-    return cuts.assign(before_wait_ns=streams.call_ns, after_wait_ns=after_wait_ns, is_full_queue=1), room_makers
+    return cuts, room_makers
 
 
 def _blocking_cuts(program: Program, streams: Streams, pauses: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, int]:
     """List the calls that wait for the GPU as cuts, what each waits for, and how many of these waits were inferred.
 
-    The second table holds a row for each operation that a call waits for: ``target``, the operation's position, and
-    ``call``, the call's position in the first table.
+    The first table lacks columns of :class:`Cuts`, which take their `_DEFAULTS`. The second holds a row for each
+    operation that a call waits for: ``target``, the operation's position, and ``call``, the call's position in the
+    first table.
     """
     rows = program.blocking_calls
     calls = program.calls
     last = _last_launched(program, pauses)
     copy = _own_copies(program)
     # What each call waited for in the recording; `targets` also holds what it might wait for in another schedule.
-    awaited = np.where(copy >= 0, copy, _awaited(program, last))
-    targets = _targets(program, last, awaited)
+    awaited = np.where(copy >= 0, copy, _infer_awaited(program, last))
+    targets = _possible_targets(program, last, awaited)
     before_ns, after_ns, is_inferred = _times_around_wait(program, streams, copy, awaited)
     cuts = pd.DataFrame(
         {
@@ -167,9 +172,9 @@ def _blocking_cuts(program: Program, streams: Streams, pauses: pd.DataFrame) -> 
 
 
 def _times_around_wait(program: Program, streams: Streams, copy: Int, awaited: Int) -> tuple[Int, Int, Bool]:
-    """Estimate what each blocking call takes before and after its wait, and flag the calls whose wait is inferred.
+    """Estimate what each blocking call takes before and after its wait in ns, and flag those whose wait is inferred.
 
-    `copy` is the call's own copy, `awaited` the operation that it waited for; -1 for none.
+    `copy` is the call's own copy, `awaited` the operation that it waited for in the recording; -1 for none.
     """
     rows = program.blocking_calls
     start = program.calls.start[rows]
@@ -182,17 +187,17 @@ def _times_around_wait(program: Program, streams: Streams, copy: Int, awaited: I
     has_waited = (awaited >= 0) & (only_waits | has_copy | (after_target_ns <= _AFTER_NS))
     quick_ns = median(duration_ns[~has_waited], otherwise=_CALL_NS)
     before_ns = np.where(has_waited, np.minimum(quick_ns, duration_ns), duration_ns)
-    # The CPU's part of a copy from pageable memory lies before the copy: staging.
+    # The CPU's part of a copy from pageable memory, staging, lies before the copy is ready to start.
     staging_ns = streams.ready[copy] - start
     before_ns = np.where(has_copy & program.is_staged_copy[copy], staging_ns, before_ns)
-    # A constant for inferred waits. After its own copy a call may still have to empty the staging buffer.
+    # After an inferred wait, one constant. After its own copy, what it took: it may have to empty the staging buffer.
     is_inferred = has_waited & ~has_copy
     return_ns = median(after_target_ns[is_inferred], otherwise=_RETURN_NS)
     return before_ns, np.where(has_copy, np.maximum(after_target_ns, 0), return_ns), is_inferred
 
 
 def _last_launched(program: Program, pauses: pd.DataFrame) -> Int:
-    """For each blocking call (columns), find the last operation launched before it into each stream; -1 for none.
+    """For each blocking call (columns), find the last operation launched before it into each stream (rows); -1: none.
 
     A stream has a row for each thread that launches into it. A call waits for the work of its own thread, and of those
     that its thread has ever waited for in `pauses`: others go on at their own pace.
@@ -204,9 +209,9 @@ def _last_launched(program: Program, pauses: pd.DataFrame) -> Int:
     columns = {"stream": program.stream[has_launch], "launch_thread": program.launch_thread[has_launch]}
     last = []
     for (_, launch_thread), group in pd.DataFrame(columns, has_launch).groupby(["stream", "launch_thread"]):
-        launched = group.index.to_numpy()  # by start: what one thread launches into a stream starts in that order
+        launched = group.index.to_numpy()  # by start, so by launch: a stream keeps the order of a thread's launches
         may_wait = [launch_thread, *partners.loc[partners["other_thread"] == launch_thread, "thread"]]
-        # Before all launches the place is -1, which picks the -1 at the end.
+        # For a call before all launches the place is -1, which picks the -1 at the end.
         place = np.searchsorted(program.launch_start[launched], calls.start[blocking]) - 1
         last_before = np.append(launched, -1)[place]
         is_waiting = np.isin(calls.thread[blocking], may_wait)
@@ -214,14 +219,17 @@ def _last_launched(program: Program, pauses: pd.DataFrame) -> Int:
     return np.stack(last)
 
 
-def _latest(last: Int, fits: Bool, time: Int) -> Int:
-    """Choose for each call (column of `last`) the operation that fits with the latest `time`; -1 where none fits."""
+def _latest_fitting(last: Int, fits: Bool, time: Int) -> Int:
+    """Choose for each call (column of `last`) the operation that fits with the latest `time`; -1 where none fits.
+
+    `fits` and `time` are of each element of `last`.
+    """
     best = np.argmax(np.where(fits, time, NEVER), axis=0)
     return np.where(fits.any(axis=0), last[best, np.arange(last.shape[1])], -1)
 
 
-def _awaited(program: Program, last: Int) -> Int:
-    """Infer the operation that each call waited for, -1 for none.
+def _infer_awaited(program: Program, last: Int) -> Int:
+    """Infer the operation that each blocking call waited for in the recording, -1 for none.
 
     It is the one of `last` (:func:`_last_launched`) that ended last during the call. One that the calling thread
     launched goes first, if the call returned just after it.
@@ -232,17 +240,17 @@ def _awaited(program: Program, last: Int) -> Int:
     op_end = program.end[last]
     ended_in_call = (last >= 0) & (op_end > calls.start[rows]) & (op_end <= call_end + _EARLY_NS)
     is_own = ended_in_call & (program.launch_thread[last] == calls.thread[rows]) & (op_end > call_end - _AFTER_NS)
-    return _latest(last, np.where(is_own.any(axis=0), is_own, ended_in_call), op_end)
+    return _latest_fitting(last, np.where(is_own.any(axis=0), is_own, ended_in_call), op_end)
 
 
 def _own_copies(program: Program) -> Int:
-    """Find the copy that each blocking call makes, and with whose end it returns; -1 for none."""
+    """Find the position of the copy that each blocking call makes, and with whose end it returns; -1 for none."""
     copies = np.flatnonzero(program.is_blocking_copy)
     by_row = pd.Series(copies, program.launch_row[copies])
     return np.asarray(by_row.reindex(program.blocking_calls, fill_value=-1))
 
 
-def _targets(program: Program, last: Int, awaited: Int) -> pd.DataFrame:
+def _possible_targets(program: Program, last: Int, awaited: Int) -> pd.DataFrame:
     """List the operations that blocking calls wait for, or might wait for in another schedule.
 
     `last` is of :func:`_last_launched`, `awaited` what each call waited for in the recording. The result holds
@@ -252,8 +260,8 @@ def _targets(program: Program, last: Int, awaited: Int) -> pd.DataFrame:
     rows = program.blocking_calls
     of_device = matching(calls.names, _OF_DEVICE)[rows]
     of_event = matching(calls.names, _OF_EVENT)[rows]
-    # A call that did not wait might in another schedule: for what was launched last. Of an event, that is unknown.
-    latest = _latest(last, last >= 0, program.launch_start[last])
+    # A call that did not wait may, in another schedule, wait for the last launch. For an event's call, that is unknown.
+    latest = _latest_fitting(last, last >= 0, program.launch_start[last])
     target = np.where((awaited < 0) & ~of_event, latest, awaited)
     single_waits = np.flatnonzero((target >= 0) & ~of_device)
     # A wait for a device is one for all its streams with work since the thread's last such wait.
@@ -262,11 +270,11 @@ def _targets(program: Program, last: Int, awaited: Int) -> pd.DataFrame:
     thread = calls.thread[rows[device_waits]]
     launched = last[:, device_waits]
     # It waits for the device of the thread's own last launch; a thread without any waits for all devices.
-    own_latest = _latest(launched, program.launch_thread[launched] == thread, program.launch_start[launched])
+    own_latest = _latest_fitting(launched, program.launch_thread[launched] == thread, program.launch_start[launched])
     is_target = (launched >= 0) & ((program.device[launched] == program.device[own_latest]) | (own_latest < 0))
-    # Each column but a thread's first needs a launch since the column before it.
+    # A row's launch is new if the column before it, the thread's previous wait, has another one.
     is_target[:, 1:] &= (launched[:, 1:] != launched[:, :-1]) | (thread[1:] != thread[:-1])
-    line, column = np.nonzero(is_target)
+    stream_row, column = np.nonzero(is_target)
     single_targets = pd.DataFrame({"target": target[single_waits], "call": single_waits})
-    device_targets = pd.DataFrame({"target": launched[line, column], "call": device_waits[column]})
+    device_targets = pd.DataFrame({"target": launched[stream_row, column], "call": device_waits[column]})
     return pd.concat([single_targets, device_targets], ignore_index=True)

@@ -131,7 +131,10 @@ class Program:
 
     @functools.cached_property
     def launch_step(self) -> Int:
-        """The number of the step that each operation was launched in, -1 for none or another process's."""
+        """The row in `steps` of the step that each operation was launched in, -1 for none or another process's.
+
+        A launch belongs to the step whose part on the CPU it falls into: up to ``cpu_end_ns``.
+        """
         number = steps.step_at(self.steps.assign(end_ns=self.steps["cpu_end_ns"]), self.launch_start)
         return np.where(self.process == process_of(self.step_thread), number, -1).astype(np.int32)
 
@@ -171,7 +174,7 @@ def read(trace: Trace) -> Program:
     stream_count = launched.groupby(["stream", "launch_thread"]).ngroups  # once for each thread that launches into it
     if len(blocking_calls) * stream_count > _MOST_PAIRS:
         raise Unplayable(f"{len(blocking_calls):,} calls may wait for {stream_count:,} streams")
-    columns = {str(column): values.to_numpy() for column, values in ops.items()}
+    columns = {str(column): values.to_numpy() for column, values in ops.items()}  # by the names of Program's fields
     return Program(
         trace=trace,
         calls=calls,
@@ -186,8 +189,8 @@ def read(trace: Trace) -> Program:
 
 
 def _operations(trace: Trace, calls: Calls) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """List the selected operations as ``Program`` has them, and their events with the operation of each."""
-    events = _events(trace.whole)
+    """List the selected operations, with fields of ``Program`` as columns, and their events (``Program.events``)."""
+    events = _gpu_events(trace.whole)
     # Before the selection: what a filter leaves out kept the device and the stream busy all the same.
     busy_until = events.groupby("device")["end"].cummax()
     events["device_busy_until"] = busy_until.groupby(events["device"]).shift(fill_value=NEVER)
@@ -195,7 +198,7 @@ def _operations(trace: Trace, calls: Calls) -> tuple[pd.DataFrame, pd.DataFrame]
     events = events[intervals.selected(trace, events["table"], events["row"])]
     if events.empty:
         raise Unplayable("there is no GPU work")
-    ops, events = _joined(events)
+    ops, events = _join_by_launch(events)
     _require_launches(ops)
     launch_row = ops["launch_row"].to_numpy()
     has_launch = launch_row >= 0
@@ -207,8 +210,12 @@ def _operations(trace: Trace, calls: Calls) -> tuple[pd.DataFrame, pd.DataFrame]
 
 
 def _blocking_calls(trace: Trace, calls: Calls, launched: pd.DataFrame, threads: Int) -> Int:
-    """Find the calls of `threads` that wait for the GPU: their rows, by start."""
+    """Find the calls of `threads` that wait for the GPU: their rows, by start.
+
+    `launched` holds the operations with a recorded launch, in the columns of ``Program``.
+    """
     is_blocking = matching(calls.names, BLOCKING)
+    # By their names, some of these calls do not block: copies of pageable memory with a name in Async.
     is_blocking[launched["launch_row"][launched["is_blocking_copy"]]] = True
     selected = trace.mask("calls")
     if selected is not None:
@@ -224,8 +231,11 @@ def _blocking_calls(trace: Trace, calls: Calls, launched: pd.DataFrame, threads:
     return rows[intervals.uncovered(calls.start[rows], calls.end[rows], calls.thread[rows]) > 0]
 
 
-def _events(whole: Trace) -> pd.DataFrame:
-    """List all events of the devices, by device and start, with their launches and with numbered streams."""
+def _gpu_events(whole: Trace) -> pd.DataFrame:
+    """List all events of the devices, by device and start, with their launches and with numbered streams.
+
+    ``device, start, end, table, row, process, stream, launch_row``, as in ``Program``.
+    """
     events = intervals.gpu_intervals(whole, "process", "stream", "correlation")
     # Leave out pages of managed memory. They move when a kernel touches them, in no stream, and are part of its time.
     page_moves = np.flatnonzero(matching(whole.table("memops", ["kind"])["kind"], UNIFIED))
@@ -237,12 +247,12 @@ def _events(whole: Trace) -> pd.DataFrame:
     return events.rename(columns={"start_ns": "start", "end_ns": "end"})
 
 
-def _joined(events: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _join_by_launch(events: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Join the events that one call launched into one operation, from the first start to the last end.
 
     A call that launches a CUDA graph launches many kernels. They follow each other without further launches, so our
-    replay moves them as one. Returns the operations by stream and start, and ``table, row, operation``
-    of each event.
+    replay moves them as one. Returns the operations by stream and start, each in the columns of its first event, and
+    ``table, row, operation`` of each event.
     """
     launch_row = events["launch_row"].to_numpy()
     # Number the operations in order of their first events. Each event without a launch is one: its key is -1, -2, ...
@@ -256,7 +266,7 @@ def _joined(events: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     parts = events[["table", "row"]].assign(operation=np.argsort(ops.index)[number])
     ops = ops.reset_index(drop=True)
     is_first = ~ops["stream"].duplicated()
-    # What was joined ends later than its first event. Before a stream's first operation, one left out still counts.
+    # Now that operations are joined, the one before ends later. Before a stream's first, one left out still counts.
     ops["previous_end"] = ops["previous_end"].where(is_first, ops["end"].shift(fill_value=NEVER))
     return ops, parts
 

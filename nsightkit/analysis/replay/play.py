@@ -111,7 +111,8 @@ def lay_out(schedule: Stages, aside: Bool) -> Layout:
     waiting, awaited = _stream_waits(schedule, aside, stream, order)
     target = _cut_targets(schedule, aside)
     # A segment ends with an operation that something waits for, and begins where a launch comes from another slot.
-    # Operations without a recorded launch stay in the segment around them: only their order counts.
+    # Operations without a recorded launch (slot -1) stay in the segment around them: only their order counts.
+    # A stream's first operation and those of collectives are segments by themselves: their starts are asked for.
     slot = schedule.slot[order]
     is_tail = is_first | is_last_of_step | _is_any_of(order, awaited, target[target >= 0], in_collective)
     is_head = is_first | _is_any_of(order, waiting, in_collective)
@@ -151,7 +152,8 @@ def _stream_waits(schedule: Stages, aside: Bool, stream: Int, order: Int) -> tup
 
     A change may move operations (`aside`: copies or collectives) to a separate stream, to let them overlap with
     all other work. Only the work of later steps waits for these: the first operation of a step on each stream waits for
-    the last one that was moved aside in any step before, on the same device.
+    the last one that was moved aside in any step before, on the same device. `stream` has the stream of each operation
+    after that, and `order` is that of :class:`Layout`.
     """
     program = schedule.program
     waiting = schedule.streams.waiting
@@ -166,24 +168,25 @@ def _stream_waits(schedule: Stages, aside: Bool, stream: Int, order: Int) -> tup
         }
     )
     is_aside = aside[order]
-    ends = ops[is_aside].drop_duplicates(["device", "step"], keep="last").sort_values("step")
-    begins = ops[~is_aside & (ops["step"] > 0)].drop_duplicates(["stream", "step"]).sort_values("step")
-    ends = ends.drop(columns="stream").rename(columns={"operation": "end"})
-    joined = pd.merge_asof(begins, ends, on="step", by="device", allow_exact_matches=False).dropna()
+    last_aside = ops[is_aside].drop_duplicates(["device", "step"], keep="last").sort_values("step")
+    first_of_step = ops[~is_aside & (ops["step"] > 0)].drop_duplicates(["stream", "step"]).sort_values("step")
+    last_aside = last_aside.drop(columns="stream").rename(columns={"operation": "awaited"})
+    # The last step before each, never the same one; NaN for none, which also makes floats of positions.
+    joined = pd.merge_asof(first_of_step, last_aside, on="step", by="device", allow_exact_matches=False).dropna()
     waiting = np.append(waiting[is_kept], joined["operation"])
-    return waiting, np.append(awaited[is_kept], joined["end"]).astype(np.int64)
+    return waiting, np.append(awaited[is_kept], joined["awaited"]).astype(np.int64)
 
 
 def _cut_targets(schedule: Stages, aside: Bool) -> Int:
-    """Give the operations that cuts wait for (``Cuts.target``), with those moved aside replaced.
+    """Give the operations that cuts wait for, as ``Cuts.target``, with those moved aside replaced.
 
     Instead of one moved aside, a cut waits for the last one before it that stays in its stream, -1 for none.
     """
     program = schedule.program
     cuts = schedule.cuts
-    # The last operation up to each that stays: a running maximum of positions, where those moved aside count as -1.
+    # For each operation, itself or the last before it that stays: a running maximum, where those moved aside are -1.
     staying = np.maximum.accumulate(np.where(aside, -1, np.arange(len(aside))))
-    staying[program.stream[staying] != program.stream] = -1
+    staying[program.stream[staying] != program.stream] = -1  # that one is on an earlier stream
     # The call of a copy from pageable memory to the device no longer waits for it, as if the memory were pinned. The
     # call of a copy to the host still waits for the operation before the copy: it needs the result.
     is_own_copy = cuts.copy[cuts.waiting_cut] == cuts.target
@@ -208,11 +211,11 @@ class _SegmentTimes(NamedTuple):
     Parameters
     ----------
     ready_end : ndarray of int64
-        When each would end in an empty stream, if its thread had no delay.
+        When each would end in an empty stream, if its thread had no delay, on the trace's clock.
     queued_ns : ndarray of int64
         From the end of the segment before each to its own end, where all of its operations are queued.
     running_ns : ndarray of int64
-        From the start of its first operation to the end of its last one, likewise.
+        From the start of its first operation to the end of its last one, where all are queued.
     first_ns : ndarray of int64
         The duration of its first operation.
     """
@@ -237,7 +240,7 @@ def play(schedule: Stages, layout: Layout, change: Change) -> Played:
     -------
     Played
     """
-    setting = _Setting(schedule, layout, change, change.aside_mask(len(layout.order)), _removed(schedule, change))
+    setting = _Setting(schedule, layout, change, change.aside_mask(len(layout.order)), _removed_time(schedule, change))
     times = _segment_times(setting)
     waits = [
         *_waits_of_cuts(setting),
@@ -246,12 +249,12 @@ def play(schedule: Stages, layout: Layout, change: Change) -> Played:
         *_waits_of_collectives(setting, times),
     ]
     # Join the lists of pairs into one.
-    moment_ns = _walk(setting, _Waits(*map(np.concatenate, zip(*waits, strict=True))))
-    return _played(setting, times, moment_ns)
+    moment_ns = _times_of_moments(setting, _Waits(*map(np.concatenate, zip(*waits, strict=True))))
+    return _window_and_step_ends(setting, times, moment_ns)
 
 
-def _removed(schedule: Stages, change: Change) -> dict[int, intervals.Coverage]:
-    """Merge the time of each thread that a change removes, from where changes have an effect."""
+def _removed_time(schedule: Stages, change: Change) -> dict[int, intervals.Coverage]:
+    """Merge, by thread, the time that a change removes: from ``changes_from_ns`` on, as it has no effect before."""
     removed = {}
     for thread, parts in change.removed.items():
         start, end = intervals.union(*parts)
@@ -275,29 +278,32 @@ class _Setting:
 
     @property
     def segment_ends(self) -> Int:
-        """The moment at which each segment ends; in a collective, as if it did not wait for other devices."""
+        """The number of the moment at which each segment ends; in a collective, as if no device waited for others."""
         return len(self.schedule.cuts.end) + np.arange(len(self.layout.head))
 
     @property
     def last_arrivals(self) -> Int:
-        """For each operation of a collective, the moment at which the last device arrives at that collective."""
+        """For each operation of a collective, the number of the moment at which the last device arrives at that."""
         return len(self.schedule.cuts.end) + len(self.layout.head) + self.schedule.collectives.collective
 
     @property
     def departures(self) -> Int:
-        """For each operation of a collective, the moment at which it is over."""
+        """For each operation of a collective, the number of the moment at which it is over."""
         last_arrivals = self.last_arrivals
         return int(last_arrivals.max(initial=0)) + 1 + np.arange(len(last_arrivals))
 
     @property
     def segment_overs(self) -> Int:
-        """The moment at which each segment is over: its end or, in a collective, the departure from it."""
+        """The number of the moment at which each segment is over: its end or, in a collective, the departure."""
         overs = self.segment_ends
         overs[self.layout.in_collective] = self.departures
         return overs
 
     def own_time(self, thread: Int, time: Int) -> Int:
-        """Take from each time of a thread what the change removes before it: when it would get there without delay."""
+        """When each thread would get, without delay, to where it was at each time: less what the change removed before.
+
+        Times are ns on the trace's clock.
+        """
         own_time = time.astype(np.int64)
         for number, removed in self.removed.items():
             of_thread = thread == number
@@ -305,7 +311,10 @@ class _Setting:
         return own_time
 
     def replayed(self, thread: Int, time: Int, moment_ns: Int) -> Int:
-        """When each thread gets, in the replay, to where it was in the recording at each time: with its delay then."""
+        """When each thread gets, in the replay, to where it was in the recording at each time: with its delay then.
+
+        `moment_ns` is of :func:`_times_of_moments`, and of a cut the delay in its slot.
+        """
         return np.asarray(self.own_time(thread, time) + moment_ns[self.schedule.cuts.slot_at(thread, time)])
 
 
@@ -322,9 +331,9 @@ def _segment_times(setting: _Setting) -> _SegmentTimes:
     launched = np.minimum(program.launch_end, np.maximum(streams.ready, program.launch_start))
     own_ready = setting.own_time(program.launch_thread, launched) + streams.ready - launched
     # Where operations moved aside, one without a launch begins no earlier than it did.
-    otherwise = program.start if setting.aside.any() else streams.ready
+    ready_without_launch = program.start if setting.aside.any() else streams.ready
     # By place in `layout.order` from here on.
-    ready = np.where(program.has_launch, own_ready, otherwise)[layout.order]
+    ready = np.where(program.has_launch, own_ready, ready_without_launch)[layout.order]
     running_ns = (duration_ns + streams.held_ns)[layout.order]
     gap_ns = gap_ns[layout.order]
     # An operation runs once it is ready and `gap_ns` has passed since the end before it. So a segment ends at the
@@ -349,16 +358,16 @@ def _waits_of_cuts(setting: _Setting) -> Iterator[_Waits]:
     own_end = setting.own_time(cuts.thread, cuts.end)
     # A thread comes to a cut with the delay of its cut before. There it takes `before_wait_ns` instead of the recorded
     # wait, if nothing below makes it wait longer. A call whose copy was moved aside takes as long as any launch.
-    # So its replayed end is at least own_start + the delay before + before_wait_ns; less own_end, that is its delay.
+    # So its replayed end is at least own_start + the delay before + before_wait_ns; that less own_end is its new delay.
     is_moved = (cuts.copy >= 0) & setting.aside[cuts.copy]
     before_wait_ns = np.where(is_moved, schedule.streams.call_ns, cuts.before_wait_ns)
     cut = np.flatnonzero(cuts.end > NEVER)
     yield _Waits(moment=cut, awaited=cut - 1, delay_ns=(own_start + before_wait_ns - own_end)[cut])
     if setting.change.arrivals:
-        # A batch arrives when it did in the recording: moment 0, a thread's first cut, has no delay.
+        # A batch arrives when it did in the recording: moment 0, a thread's first cut, is at 0, so `delay_ns` is all.
         batch = np.flatnonzero(cuts.is_batch)
         yield _Waits(moment=batch, awaited=np.zeros_like(batch), delay_ns=(cuts.end - own_end)[batch])
-    # A thread goes on when the other thread has got to where it was.
+    # A thread goes on when the other thread has got to where it was at the end of the wait.
     cut = np.flatnonzero(cuts.other_thread >= 0)
     thread = cuts.other_thread[cut]
     end = cuts.end[cut]
@@ -375,13 +384,13 @@ def _waits_of_cuts(setting: _Setting) -> Iterator[_Waits]:
 
 
 def _waits_of_segments(setting: _Setting, times: _SegmentTimes) -> Iterator[_Waits]:
-    """List what the ends of segments wait for."""
+    """List what the ends of segments wait for: the launch, the segment before in the stream, those on other streams."""
     schedule = setting.schedule
     layout = setting.layout
     ends = setting.segment_ends
     overs = setting.segment_overs
     program = schedule.program
-    head = layout.order[layout.head]
+    head = layout.order[layout.head]  # the first operation of each segment
     # A segment begins when it has been launched, with its thread's delay (none without a launch: moment 0), ...
     yield _Waits(moment=ends, awaited=np.maximum(schedule.slot[head], 0), delay_ns=times.ready_end)
     # ... behind the segment before it in its stream or, as the first, behind what was there before it (in a new stream,
@@ -406,8 +415,9 @@ def _waits_instead_of_calls(setting: _Setting, times: _SegmentTimes) -> Iterator
         return
     cuts = setting.schedule.cuts
     layout = setting.layout
-    head = layout.order[layout.head]
+    head = layout.order[layout.head]  # the first operation of each segment
     stream = setting.schedule.program.stream[head]
+    # A cut's slot has the cut's number: join the segments launched in it with the targets of the cut.
     by_cut = pd.DataFrame({"waiting": np.arange(len(head))}, setting.schedule.slot[head])
     targets = pd.DataFrame({"awaited": layout.target}, cuts.waiting_cut)
     pairs = targets[layout.target >= 0].join(by_cut, how="inner")
@@ -423,18 +433,19 @@ def _waits_of_collectives(setting: _Setting, times: _SegmentTimes) -> Iterator[_
     ends = setting.segment_ends[setting.layout.in_collective]
     duration_ns = times.first_ns[setting.layout.in_collective]
     yield _Waits(moment=setting.last_arrivals, awaited=ends, delay_ns=-duration_ns)
-    collectives = setting.schedule.collectives
-    yield _Waits(moment=setting.departures, awaited=setting.last_arrivals, delay_ns=collectives.transfer_ns)
+    transfer_ns = setting.schedule.collectives.transfer_ns
+    yield _Waits(moment=setting.departures, awaited=setting.last_arrivals, delay_ns=transfer_ns)
 
 
 def _recorded_times(setting: _Setting) -> Int:
     """When each moment came in the recording: the order in which the replay goes through them.
 
-    Only the order counts. So a departure from a collective may come right with the last arrival: its number is higher.
+    Only the order counts, so each segment's end may come at its start, and a departure from a collective together with
+    the last arrival: of equal times, the lower number goes first.
     """
     layout = setting.layout
     cuts = setting.schedule.cuts
-    head = layout.order[layout.head]
+    head = layout.order[layout.head]  # the first operation of each segment
     slot = setting.schedule.slot[head]
     slot_start = np.where(slot >= 0, cuts.end[slot], NEVER)
     recorded = np.full(int(setting.departures.max(initial=setting.segment_ends[-1])) + 1, NEVER)
@@ -446,8 +457,11 @@ def _recorded_times(setting: _Setting) -> Int:
     return recorded
 
 
-def _walk(setting: _Setting, waits: _Waits) -> Int:
-    """Compute the time of each moment, the latest that those it waits for allow, in ns; of a cut, its delay."""
+def _times_of_moments(setting: _Setting, waits: _Waits) -> Int:
+    """Compute each moment's time, the earliest that its waits allow, in ns on the trace's clock; of a cut, its delay.
+
+    One pass is enough: in the recorded order, a moment comes after those that it waits for.
+    """
     recorded = _recorded_times(setting)
     # At equal times by number: cuts come first, and departures from a collective after the arrivals.
     order = np.lexsort((waits.moment, recorded[waits.moment]))
@@ -460,24 +474,24 @@ def _walk(setting: _Setting, waits: _Waits) -> Int:
     return np.array(moment_ns)
 
 
-def _played(setting: _Setting, times: _SegmentTimes, moment_ns: Int) -> Played:
-    """Read off when the window and its steps ended."""
+def _window_and_step_ends(setting: _Setting, times: _SegmentTimes, moment_ns: Int) -> Played:
+    """Read off when the window and its steps ended; `moment_ns` is of :func:`_times_of_moments`."""
     layout = setting.layout
     program = setting.schedule.program
     steps = program.steps
     over = moment_ns[setting.segment_overs]
     if not len(steps):
-        # The first segment of a stream is one operation.
+        # The first segment of a stream is one operation: `first_ns` before its end it began.
         begin = (over - times.first_ns)[layout.opens_stream].min()
         return Played(int(over.max() - begin), np.empty(0, np.int64))
-    first_ns = int(steps["start_ns"].iloc[0])
-    begin_ns = int(steps["begin_ns"].iloc[0])
-    boundaries = np.append(first_ns, steps["cpu_end_ns"])
+    first_start = int(steps["start_ns"].iloc[0])
+    recorded_begin = int(steps["begin_ns"].iloc[0])
+    boundaries = np.append(first_start, steps["cpu_end_ns"])
     replayed = setting.replayed(np.full(len(boundaries), program.step_thread), boundaries, moment_ns)
     begin = int(replayed[0])
     ends = np.maximum.accumulate(replayed[1:])
-    # GPU work ends the step that its launch falls into in the replay. `last` holds the last operation of each recorded
-    # step on each stream.
+    # A step lasts at least to the end of the GPU work whose launch falls into it in the replay. `last` holds the last
+    # operation of each recorded step on each stream.
     last = layout.order[layout.tail[layout.ends_step]]
     launched = setting.replayed(program.launch_thread[last], program.launch_start[last], moment_ns)
     step = np.searchsorted(ends, launched, side="right")
@@ -486,7 +500,7 @@ def _played(setting: _Setting, times: _SegmentTimes, moment_ns: Int) -> Played:
     ends = np.maximum.accumulate(ends)
     # A step's time begins where the GPU is done with what came before. For the first step, that is work which the
     # selection or the recording leaves out: the moment is not replayed, but taken from the recording.
-    if begin_ns > first_ns:
-        begin = max(begin, begin_ns)
+    if recorded_begin > first_start:
+        begin = max(begin, recorded_begin)
         ends = np.maximum(ends, begin)
     return Played(int(ends[-1] - begin), ends - begin)

@@ -114,14 +114,15 @@ class Schedule(Stages):
         if len(start) < 2:
             return start[:0], start[:0]
         other_work = self.facts.dispatch_free(thread)
-        # From each launch to the next: the time of other work, and the time of dispatch.
+        # From each launch to the next: the time of anything but dispatch, and the time of dispatch.
         other_ns = np.diff(intervals.Coverage(*other_work).before(start))
         dispatch_ns = np.diff(start) - other_ns
         is_long = (dispatch_ns > launch_ns) & ((other_ns <= launch_ns) | np.isin(launch_row[1:], late))
-        # Launches that are far apart have only dispatch between them if operators that dispatch fill half of the time.
+        # Much dispatch between two launches, beside what is usual, is doubtful: operators that dispatch must fill half.
         far_apart = np.flatnonzero(is_long & (dispatch_ns > SLOW_CALL * np.median(dispatch_ns)))
         is_long[far_apart] = (
             2 * self.facts.dispatch(thread).covered(start[far_apart], start[far_apart + 1]) >= dispatch_ns[far_apart]
         )
+        # From `launch_ns` after a launch to the next launch.
         beyond = start[:-1][is_long] + launch_ns, start[1:][is_long]
         return intervals.common(beyond, other_work, outside=True)

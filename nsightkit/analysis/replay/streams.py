@@ -124,16 +124,16 @@ def read(program: Program) -> Streams:
     is_slow = is_launch_call & (call_durations_ns > SLOW_CALL * call_ns)
     ready, gap_ns = _ready_and_gap(program, is_slow, call_ns)
     full_queue_ops = _full_queue_ops(program, is_slow)
-    # The start that launch and stream allow; below also what waits between streams allow.
+    # The earliest start that launch and stream allow; below, the waits between streams are added.
     explained = np.maximum(program.previous_end + gap_ns, ready)
     waiting, awaited, inferred = _waits_between_streams(program, explained)
-    # The latency is the median over waits that delayed an operation; what the others waited for was over long before.
+    # The latency is the median over waits that delayed an operation: in the others, the awaited one was over before.
     apart_ns = start[waiting] - program.end[awaited]
     is_binding = (apart_ns <= _AFTER_NS) & (start[waiting] > explained[waiting] + _LATE_NS)
     across_ns = median(apart_ns[is_binding], otherwise=_ACROSS_NS)
     np.maximum.at(explained, waiting, program.end[awaited] + across_ns)
-    # A delay that nothing explains comes from work outside the recording: it stays the same in any replay. What opens a
-    # stream without a recorded launch has none: it is `ready` at its recorded start.
+    # A delay that nothing explains comes from work outside the recording: it stays the same in any replay. An operation
+    # that opens a stream, without a recorded launch, has none: it is `ready` at its recorded start.
     late_ns = np.where(is_first & ~program.has_launch, 0, start - explained)
     is_held = late_ns > UNEXPLAINED_NS
     return Streams(
@@ -156,8 +156,8 @@ def read(program: Program) -> Streams:
 def _full_queue_ops(program: Program, is_slow: Bool) -> Int:
     """Find the operations whose launch calls blocked until the queue had room.
 
-    No trace records that: the sign is a slow call while hundreds of operations were queued. A slow call alone may have
-    loaded a module or been interrupted.
+    No trace records that: the sign is a slow call while hundreds of operations were queued, on all devices together. A
+    slow call alone may have loaded a module or been interrupted.
     """
     launch_start = program.launch_start
     slow_ops = np.flatnonzero(is_slow & (program.launch_end - launch_start > _SLOW_NS))
@@ -169,7 +169,8 @@ def _full_queue_ops(program: Program, is_slow: Bool) -> Int:
 def _ready_and_gap(program: Program, is_slow: Bool, call_ns: int) -> tuple[Int, Int]:
     """Estimate when each operation's launch reached the device, and the gap behind the operation before it if queued.
 
-    Both latencies are medians over the operations of its kind.
+    The latency from launch to start and the gap are medians over operations of the same kind: of those that found the
+    device idle, and of those that were queued.
     """
     has_launch = program.has_launch
     start = program.start
@@ -178,30 +179,31 @@ def _ready_and_gap(program: Program, is_slow: Bool, call_ns: int) -> tuple[Int, 
     previous_end = program.previous_end
     # A large copy from pageable memory is staged piece by piece: its first pieces move while the call goes on.
     is_piecewise = program.is_staged_copy & (start < launch_end)
-    # One number for each combination of table and three flags.
+    # A kind is a combination of table and three flags, as one number.
     kind = 8 * program.table + 4 * is_piecewise + 2 * program.is_staged_copy + program.is_blocking_copy
     found_idle = has_launch & (program.device_busy_until < launch_start) & ~is_piecewise
     was_queued = has_launch & ~program.is_first & (launch_end + _QUEUED_NS < previous_end)
     was_queued &= start - previous_end <= UNEXPLAINED_NS
-    gap_ns = _medians(start - previous_end, kind, sample=was_queued, otherwise=_NEXT_NS)
+    gap_ns = _medians_by_kind(start - previous_end, kind, sample=was_queued, otherwise=_NEXT_NS)
     # Count from the call's end, or from its start where the call returns only after its copy.
     launched = np.where(program.is_blocking_copy, launch_start, launch_end)
-    ready = launched + _medians(start - launched, kind, sample=found_idle, otherwise=_START_NS)
-    # The work of a slow call starts when that ends, at any latency of others, unless it was seen to start before.
+    ready = launched + _medians_by_kind(start - launched, kind, sample=found_idle, otherwise=_START_NS)
+    # The work of a slow call is ready no earlier than the call's end, or its own start if that was before.
     ready[is_slow] = np.maximum(ready[is_slow], np.minimum(launch_end[is_slow], start[is_slow]))
     # The CPU stages pageable memory itself, until the copy begins. If the stream was busy until then, the start shows
     # only when that was free: staging is taken to be as fast as the copy.
     ready[is_piecewise] = start[is_piecewise]
     had_to_wait = is_piecewise & (previous_end > start - 2 * _START_NS)
     ready[had_to_wait] = np.minimum(launch_start + call_ns + program.duration_ns, start)[had_to_wait]
-    # Launched before the recording began: only its place in the stream counts.
+    # An operation without a recorded launch is always ready: only its place in the stream counts. The first of a stream
+    # has nothing before it, so it keeps its start.
     ready[~has_launch] = start.min()
     opens_stream = ~has_launch & program.is_first
     ready[opens_stream] = start[opens_stream]
     return ready, gap_ns
 
 
-def _medians(values: Int, kind: Int, *, sample: Bool, otherwise: int) -> Int:
+def _medians_by_kind(values: Int, kind: Int, *, sample: Bool, otherwise: int) -> Int:
     """Give each operation the median of `values` over the operations of its kind in `sample`, else `otherwise`."""
     medians = pd.Series(values[sample]).groupby(kind[sample]).median()
     return medians.reindex(kind, fill_value=otherwise).to_numpy().astype(np.int64)
@@ -213,13 +215,13 @@ def _medians(values: Int, kind: Int, *, sample: Bool, otherwise: int) -> Int:
 def _waits_between_streams(program: Program, explained: Int) -> tuple[Int, Int, int]:
     """Pair the operations that wait with those on other streams that they wait for; also count the inferred pairs.
 
-    `explained` is when each could start by its launch and its own stream.
+    `explained` is the earliest start that each one's launch and own stream allow.
     """
     waiting, awaited = _recorded_waits(program)
     explained_by_waits = explained.copy()
     np.maximum.at(explained_by_waits, waiting, program.end[awaited])
     is_late = program.start > explained_by_waits + _LATE_NS
-    # Without a launch, nothing tells when the first operation of a stream could have started.
+    # Leave out first operations of streams without a launch: when they could have started is unknown.
     late = np.flatnonzero(is_late & (program.has_launch | ~program.is_first))
     # What starts late in spite of its recorded waits waited for something else, which may have ended before those.
     ended_before = _ended_just_before(program, late, explained[late])
@@ -235,7 +237,7 @@ def _waits_between_streams(program: Program, explained: Int) -> tuple[Int, Int, 
 def _ended_just_before(program: Program, late: Int, explained: Int) -> Int:
     """Infer what late operations waited for: the last to end before each on another stream of its device, -1 for none.
 
-    `explained` is when each of the late operations could start by its launch and its own stream.
+    `late` holds their positions, `explained` the earliest start that the launch and own stream of each allow.
     """
     start = program.start[late]
     end = program.end
@@ -258,8 +260,8 @@ def _ended_just_before(program: Program, late: Int, explained: Int) -> Int:
 def _recorded_waits(program: Program) -> tuple[Int, Int]:
     """Pair operations with those their streams were told to wait for, where that fits what happened.
 
-    The recorded call that makes a stream wait for an event names neither. Taken are the thread's next launch, and the
-    last work that it launched before that on another stream.
+    The recorded call that makes a stream wait for an event names neither. We take the next launch of the calling thread
+    as the one that waits, and the last work that this thread launched before it on another stream as the awaited one.
     """
     calls = program.calls
     # Where no such call was recorded, a recorded event is the sign: one stream records it before another waits for it.
@@ -270,8 +272,8 @@ def _recorded_waits(program: Program) -> tuple[Int, Int]:
     launches = pd.DataFrame({"thread": program.launch_thread, "time": program.launch_start, "stream": program.stream})
     launches = launches[program.has_launch].sort_values("time", kind="stable").rename_axis("operation").reset_index()
     by_thread = launches.groupby("thread")
-    # For each launch, the last operation that its thread launched before it on another stream: of a run of launches
-    # into one stream, the first has it just before it, and the others take it from that one.
+    # For each launch, the last operation that its thread launched before it on another stream: for a run of launches
+    # into one stream, the operation just before the run.
     is_same_stream = launches["stream"] == by_thread["stream"].shift()
     previous = by_thread["operation"].shift().mask(is_same_stream)
     launches["awaited"] = previous.groupby(launches["thread"]).ffill()
@@ -301,5 +303,5 @@ def find_collectives(program: Program) -> Collectives:
     columns = {"operation": np.arange(len(program.start)), "device": program.device, "start_ns": program.start}
     kernels = pd.DataFrame(columns)[program.is_collective]
     parts = kernels.merge(Meetings(program.trace).met, on=["device", "start_ns"])
-    transfer_ns = (parts["end_ns"] - parts["until_ns"]).to_numpy(np.int64)  # from when the last device arrived
+    transfer_ns = (parts["end_ns"] - parts["until_ns"]).to_numpy(np.int64)  # `until_ns`: when the last device arrived
     return Collectives(parts["operation"].to_numpy(), parts["collective"].to_numpy(np.int64), transfer_ns)

@@ -50,15 +50,16 @@ def waits_for_threads(program: Program, facts: Threads) -> pd.DataFrame:
         that ended it.
     """
     tracks = _gpu_calls_by_thread(program)
-    paces_ns = [_pace_ns(calls) for calls in tracks.values() if len(calls) > 1]
-    # The busiest thread sets the scale: the pace of a thread that often waits includes its waits.
-    pause_ns = max(_PAUSE_FACTOR * min(paces_ns, default=0.0), UNEXPLAINED_NS)
+    intervals_ns = [_usual_interval_ns(calls) for calls in tracks.values() if len(calls) > 1]
+    # The busiest thread sets the scale: the usual interval of a thread that often waits includes its waits.
+    pause_ns = max(_PAUSE_FACTOR * min(intervals_ns, default=0.0), UNEXPLAINED_NS)
+    # The empty table is for the columns of an answer without pauses.
     parts = [pd.DataFrame(columns=["thread", "start", "end", "other_thread"], dtype=np.int64)]
     for thread, calls in tracks.items():
         process = process_of(thread)
         others = {other: tracks[other] for other in tracks if other != thread and process_of(other) == process}
         if others:
-            start, end = _silences(facts, thread, calls, others, pause_ns)
+            start, end = _long_silences(facts, thread, calls, others, pause_ns)
             woken_by = _woken_by(facts, start, end, others, pause_ns, program.step_thread)
             silences = pd.DataFrame({"thread": thread, "start": start, "end": end, "other_thread": woken_by})
             parts.append(silences[woken_by >= 0])
@@ -70,7 +71,10 @@ def waits_for_threads(program: Program, facts: Threads) -> pd.DataFrame:
 
 
 def _gpu_calls_by_thread(program: Program) -> dict[int, Track]:
-    """List each thread's launches and blocking calls, by start; the steps' thread also has the end of its last step."""
+    """List each thread's launches and blocking calls, by start; the steps' thread also has the end of its last step.
+
+    The tracks' `row` has no meaning.
+    """
     calls = program.calls
     rows = np.union1d(program.launch_row[program.has_launch], program.blocking_calls)
     table = pd.DataFrame({"thread": calls.thread[rows], "start": calls.start[rows], "end": calls.end[rows]})
@@ -86,17 +90,20 @@ def _gpu_calls_by_thread(program: Program) -> dict[int, Track]:
     return tracks
 
 
-def _pace_ns(calls: Track) -> float:
-    """The usual time from the start of one call to the start of the next."""
+def _usual_interval_ns(calls: Track) -> float:
+    """The median time from the start of one call to the start of the next; 0 with fewer than two calls."""
     if len(calls) > 1:
         return float(np.median(np.diff(calls.start)))
     return 0.0
 
 
-def _silences(facts: Threads, thread: int, calls: Track, others: dict[int, Track], pause_ns: float) -> tuple[Int, Int]:
-    """Find the silences of a thread that are longer than a pause: their starts and ends.
+def _long_silences(
+    facts: Threads, thread: int, calls: Track, others: dict[int, Track], pause_ns: float
+) -> tuple[Int, Int]:
+    """Find the silences of a thread that are longer than `pause_ns`: their starts and ends, in order.
 
-    The first begins at `NEVER`, as the thread did nothing before it. `others` are the calls of other threads.
+    The first begins at `NEVER`, as the thread did nothing before it; the time after its last activity is none, as
+    nobody woke it again. `calls` are the thread's own, `others` those of other threads.
     """
     # Named work is not a silence, unless another thread works during most of it: then it may be a wait for that one.
     work_start, work_end = facts.when(thread, ["work"], ["range", "op", "os_call"])
@@ -106,7 +113,7 @@ def _silences(facts: Threads, thread: int, calls: Track, others: dict[int, Track
     # A thread that mostly calls sleep pauses by itself, and does not wait for another.
     is_handed_over &= 2 * facts.sleeps(thread).covered(work_start, work_end) < work_end - work_start
     active_start, active_end = intervals.union(
-        (calls.start, np.maximum(calls.end, calls.start + 1)),
+        (calls.start, np.maximum(calls.end, calls.start + 1)),  # a call of no length is activity, too
         (work_start[~is_handed_over], work_end[~is_handed_over]),
         facts.when(thread, ["work"], ["call"]),
         facts.when(thread, ["data", "once", "compile", "messages", "profiler"]),
@@ -118,7 +125,10 @@ def _silences(facts: Threads, thread: int, calls: Track, others: dict[int, Track
 
 
 def _woken_by(facts: Threads, start: Int, end: Int, others: dict[int, Track], pause_ns: float, step_thread: int) -> Int:
-    """Give the thread that ended each silence, -1 for none; of several the steps' thread, else the most frequent."""
+    """Give the thread that ended each silence, -1 for none; of several the steps' thread, else the most frequent.
+
+    `others` are the calls of the threads that may have.
+    """
     may_have_woken = {}
     priority = {}
     for other, calls in others.items():
@@ -126,11 +136,11 @@ def _woken_by(facts: Threads, start: Int, end: Int, others: dict[int, Track], pa
         may_have_woken[other] = holds_a_burst | _acted_just_before(facts, other, start, end)
         # A burst of calls within the silence is the better evidence: it counts twice.
         priority[other] = other == step_thread, may_have_woken[other].sum() + holds_a_burst.sum()
-    # A thread also pauses without being woken: silences that last about as long may be its own.
+    # A thread also pauses without being woken. Silences that last about as long as such a pause may be its own pauses.
     duration_ns = end - start
     is_woken = np.any(list(may_have_woken.values()), axis=0)
     own_pauses_ns = np.sort(duration_ns[(start > NEVER) & ~is_woken])
-    # Whether any of its own pauses lies within the factor of each silence: two searches that differ have one between.
+    # Whether an own pause is about as long as each silence: if the searches differ, one lies between the two limits.
     is_like_own = np.searchsorted(own_pauses_ns, duration_ns / _ALIKE_FACTOR) < np.searchsorted(
         own_pauses_ns, duration_ns * _ALIKE_FACTOR
     )
@@ -144,21 +154,22 @@ def _holds_a_burst(calls: Track, start: Int, end: Int, pause_ns: float) -> Bool:
     """Whether each window holds a whole burst of calls, with a pause before and after it, that takes up half of it.
 
     Such a burst, in the silence of another thread, is work that this thread was handed. A thread that works in several
-    short bursts pauses inside the window too, but shorter than around it. One that works slowly has longer pauses than
-    `pause_ns`, in relation to its own pace.
+    short bursts pauses inside the window too, but shorter than around it.
     """
-    pause_ns = max(pause_ns, _PAUSE_FACTOR * _pace_ns(calls))
+    # What is a pause also depends on the thread's own pace.
+    pause_ns = max(pause_ns, _PAUSE_FACTOR * _usual_interval_ns(calls))
     # The silence ahead of each call and, as the last element, behind the last call.
     ahead_ns = np.append(calls.start, -NEVER) - np.append(NEVER, calls.end)
     is_pause = ahead_ns > pause_ns
-    pauses_until = np.cumsum(is_pause)
-    paused_until_ns = np.cumsum(ahead_ns * is_pause)
+    # Up to and including the one ahead of each call: how many pauses, and how long they are together.
+    pause_count = np.cumsum(is_pause)
+    paused_ns = np.cumsum(ahead_ns * is_pause)
     first = np.searchsorted(calls.start, start)
     beyond = np.searchsorted(calls.start, end)
     last = beyond - 1  # in a window without calls, first and last mean nothing: the result leaves it out
     # The pauses ahead of the calls after the first one, up to the last one.
-    inside_ns = paused_until_ns[last] - paused_until_ns[first]
-    average_inside_ns = inside_ns / np.maximum(pauses_until[last] - pauses_until[first], 1)
+    inside_ns = paused_ns[last] - paused_ns[first]
+    average_inside_ns = inside_ns / np.maximum(pause_count[last] - pause_count[first], 1)
     around_ns = np.minimum(ahead_ns[first], ahead_ns[beyond])
     is_apart = (around_ns > pause_ns) & (around_ns > _LONGER_FACTOR * average_inside_ns)
     active_ns = calls.end[last] - calls.start[np.minimum(first, last)] - inside_ns
@@ -198,7 +209,7 @@ def waits_for_data(program: Program, facts: Threads) -> pd.DataFrame:
     DataFrame
         ``thread, start, end``, in ns on the trace's clock.
     """
-    parts = [pd.DataFrame(columns=["thread", "start", "end"], dtype=np.int64)]
+    parts = [pd.DataFrame(columns=["thread", "start", "end"], dtype=np.int64)]  # for an answer without waits
     for thread in program.threads.tolist():
         start, end = facts.when(thread, ["data"])
         duration_ns = end - start
@@ -209,7 +220,7 @@ def waits_for_data(program: Program, facts: Threads) -> pd.DataFrame:
         )
         is_for_others = 2 * for_others.covered(start, end) >= duration_ns
         is_wait = is_for_others & (duration_ns >= UNEXPLAINED_NS) & (start >= program.changes_from_ns)
-        # With few and short waits, batches lie ready, and their pace is unknown: such waits stay the thread's own time.
+        # With few and short waits, batches lie ready, and their pace is unknown: all waits stay the thread's own time.
         if len(start) and _PACE_DIVISOR * duration_ns[is_wait].sum() >= end[-1] - start[0]:
             parts.append(pd.DataFrame({"thread": thread, "start": start[is_wait], "end": end[is_wait]}))
     return pd.concat(parts, ignore_index=True)

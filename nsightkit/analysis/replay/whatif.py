@@ -202,6 +202,7 @@ class WhatIf:
             change.aside = change.aside | schedule.program.is_collective
         elif key == "free-launches":
             idle = gaps.causes(self.trace)
+            # The deciding event of such a gap is the call that launched what ended it.
             late_launches = idle.loc[idle["cause"] == "launch-overhead", "row"].to_numpy()
             for thread in threads:
                 change.remove(thread, *schedule.dispatch_beyond(thread, _FREE_LAUNCH_NS, late_launches))
@@ -209,6 +210,7 @@ class WhatIf:
             _overlap_copies(schedule, change)
         elif key == "no-cpu-work":
             names = {plain(argument)} if argument else set(self.work)
+            # Where samples are the evidence of a gap, all samples count as work: each names one of many functions.
             any_sample = not argument and "sample" in set(self._cpu_work_gaps["kind"])
             _remove_work(schedule, change, names, any_sample)
         elif key == "equal-ranks":
@@ -228,7 +230,7 @@ class WhatIf:
                 for table in ("ranges", "ops"):
                     events = schedule.facts.named(table, thread, without)
                     change.remove(thread, events.start, events.end)
-                    is_matched = is_matched or len(events.start) > 0
+                    is_matched |= len(events.start) > 0
             if not is_matched:
                 raise UsageError(
                     f"--without: {argument!r} matches no GPU operation, and no range or operator of a launching thread"
@@ -237,7 +239,7 @@ class WhatIf:
     @property
     @kept
     def _cpu_work_gaps(self) -> pd.DataFrame:
-        """The gaps with named CPU work as their cause."""
+        """The idle time with named CPU work as its cause, in the columns of :func:`gaps.causes`."""
         idle = gaps.in_window(self.trace)
         return idle[(idle["cause"] == "cpu-work").to_numpy() & (idle["name"] != "").to_numpy()]
 
@@ -251,7 +253,10 @@ class WhatIf:
 
 
 def _saved_by_equal_devices(schedule: Schedule) -> Int:
-    """Give the ns that each operation saves if all devices have the same amount of work; negative on light devices."""
+    """Give the ns that each operation saves if all devices have the same amount of work; negative on light devices.
+
+    Work is the time of kernels that are not collectives.
+    """
     program = schedule.program
     is_work = (program.table == GPU_TABLES.index("kernels")) & ~program.is_collective
     # A device that only copies counts in the mean, with no work: it could take its part.
@@ -285,10 +290,9 @@ def _saved_by_scaling(schedule: Schedule, pattern: Expression, factor: float) ->
     """Give the ns that each operation saves if its kernels and copies of matching names take `factor` of their time."""
     program = schedule.program
     whole = program.trace.whole
-    all_events = program.events
     saved_ns = np.zeros(len(program.duration_ns))
-    for number, table in enumerate(("kernels", "memops")):  # as in GPU_TABLES
-        events = all_events[all_events["table"] == number]
+    for number, table in enumerate(("kernels", "memops")):  # the first two of GPU_TABLES; the third has no names
+        events = program.events[program.events["table"] == number]
         events = events[matching(pd.Series(gaps.names_of(whole, table, events["row"].to_numpy())), pattern)]
         duration_ns = whole.table(table, ["duration_ns"])["duration_ns"].to_numpy()[events["row"]]
         # An operation may have several events: their savings add up.
@@ -297,18 +301,18 @@ def _saved_by_scaling(schedule: Schedule, pattern: Expression, factor: float) ->
 
 
 def _overlap_copies(schedule: Schedule, change: Change) -> None:
-    """Add to `change` that copies move aside, and that no call stages them: as from pinned memory."""
+    """Add to `change` that copies to or from a device move aside, and that no call stages them: as in pinned memory."""
     program = schedule.program
     calls = program.calls
     kinds = program.trace.whole.table("memops", ["kind"])["kind"]
-    host_copies = np.flatnonzero(~kinds.isin(["memset", "DtoD"]))  # what the device does by itself stays
+    copies = np.flatnonzero(~kinds.isin(["memset", "DtoD"]))  # what the device does by itself stays
     events = program.events
-    is_host_copy = (events["table"] == GPU_TABLES.index("memops")) & events["row"].isin(host_copies)
-    # Only calls that launched nothing but copies: if the first node of a graph is a copy, the graph still stays.
-    is_copy = is_host_copy.groupby(events["operation"]).all().to_numpy()
+    is_copy_event = (events["table"] == GPU_TABLES.index("memops")) & events["row"].isin(copies)
+    # Operations of nothing but copies: a graph that also holds kernels stays.
+    is_copy = is_copy_event.groupby(events["operation"]).all().to_numpy()
     for thread in program.threads.tolist():
         staging_call = program.launch_row[program.is_staged_copy & is_copy & (program.launch_thread == thread)]
-        # Its call takes no longer than any launch.
+        # Without staging, the call takes no longer than any launch.
         launched = np.minimum(calls.start[staging_call] + schedule.streams.call_ns, calls.end[staging_call])
         change.remove(thread, launched, calls.end[staging_call])
     # A copy that mostly queued behind work that the trace does not contain stays where that work is.
@@ -341,7 +345,7 @@ def checked_changes(changes: Sequence[str] = (), without: str | None = None, sca
         key, _, argument = change.partition(":")
         if key not in CHANGES or (argument and key != "no-cpu-work"):
             raise UsageError(f"unknown change {change!r}; choose from {', '.join(CHANGES)}")
-    names = list(dict.fromkeys(changes))
+    names = list(dict.fromkeys(changes))  # each once
     if without is not None:
         compiled(without, "--without")
         names.append(f"without:{without}")

@@ -130,15 +130,8 @@ def attention_cost(
     return Operation("attention", flops, BYTES_OF[precision] * batch * d_head * rows, precision)
 
 
-#: Operations that go through whole tensors: name, FLOPs an element, tensors read or written.
-_ELEMENTWISE = {
-    "rms_norm": ("RMSNorm", 4, 2),  # square, sum, and two products
-    "rotary": ("rotary", 3, 2),  # two products and a sum; the width is that of queries and keys together
-    "softmax": ("softmax", 5, 2),  # maximum, difference, exponential, sum, quotient
-    "swiglu": ("SwiGLU", 5, 3),  # ``silu(gate) * up``: two tensors are read, one is written
-    "residual": ("residual", 1, 3),  # sum of two tensors
-    "embedding": ("embedding", 0, 2),  # a row of the table for each token
-}
+#: By kind: name, FLOPs an element, tensors read or written.
+_ELEMENTWISE = read_toml(__file__, "elementwise")
 
 
 def elementwise_cost(kind: str, rows: int, width: int, precision: str = "bf16", name: str | None = None) -> Operation:
@@ -226,14 +219,14 @@ class _Arguments(NamedTuple):
     values: Sequence[Any]
 
     def shape(self, i: int) -> list[int]:
-        """Give the shape of an argument, which must be a tensor."""
+        """Give the shape of a tensor, [] for a scalar; ValueError for a list of tensors."""
         shape = self.dims[i]
         if not all(type(extent) is int and extent >= 0 for extent in shape):
             raise ValueError("not a tensor")
         return list(shape)
 
     def elements(self, i: int) -> int:
-        """Give the number of elements of a tensor."""
+        """Give the number of elements of a tensor; 1 for a scalar."""
         return math.prod(self.shape(i))
 
     def precision(self, i: int = 0) -> str:
@@ -245,11 +238,11 @@ class _Arguments(NamedTuple):
         return self.elements(i) * _ELEMENT_BYTES[self.types[i]]
 
     def numbers(self, i: int) -> list[int]:
-        """Give a recorded list of numbers, such as strides."""
+        """Give a list of numbers, such as strides, which is recorded as text: "[1, 1]"."""
         return [int(number) for number in json.loads(self.values[i])]
 
     def is_flag(self, i: int, *texts: str) -> bool:
-        """Whether a flag was recorded, as one of these texts."""
+        """Whether a flag was recorded as one of these texts; False for one that was not recorded."""
         return i < len(self.values) and str(self.values[i]) in texts
 
     def label(self) -> str:
@@ -260,8 +253,8 @@ class _Arguments(NamedTuple):
         return " ".join(shapes[:3] + (precisions or list(self.types))[:1])
 
 
-def _matrices(arguments: _Arguments, left: int = 0, right: int = 1) -> Operation:
-    """Product of two matrices, or of two batches of them: the arguments `left` and `right`."""
+def _matmul_cost(arguments: _Arguments, left: int = 0, right: int = 1) -> Operation:
+    """Cost of the product of two matrices, or of two batches of them: the arguments `left` and `right`."""
     *batch, m, k = arguments.shape(left)
     *right_batch, right_k, n = arguments.shape(right)
     if k != right_k or batch != right_batch:
@@ -269,29 +262,33 @@ def _matrices(arguments: _Arguments, left: int = 0, right: int = 1) -> Operation
     return gemm_cost(m, n, k, arguments.precision(left), batch=math.prod(batch))
 
 
-def _attention(arguments: _Arguments, q: int, causal: int) -> Operation:
-    """Fused attention: queries, keys and values are argument `q` and the two after it, each (B, heads, T, d).
+def _fused_attention_cost(arguments: _Arguments, q: int, causal: int) -> Operation:
+    """Cost of attention: queries, keys and values are argument `q` and the two after it, each (B, heads, T, d).
 
     The argument `causal` is the flag ``is_causal``.
     """
     batch, heads, context, width = arguments.shape(q)
     _, kv_heads, keys, _ = arguments.shape(q + 1)
     precision = arguments.precision(q)
-    # A flag that was not recorded counts as causal, the least work that it can mean.
+    # A flag that was not recorded counts as causal, the least work that it can mean. With fewer keys than queries, for
+    # which `attention_cost` knows no mask, the full product counts.
     is_causal = keys >= context and not arguments.is_flag(causal, "False", "0", "false")
     return attention_cost(batch, heads, context, width, precision, causal=is_causal, keys=keys, kv_heads=kv_heads)
 
 
-def _attention_backward(arguments: _Arguments, causal: int) -> Operation:
-    """Gradients of attention: the result's gradient comes first, then queries, keys and values."""
-    forward = _attention(arguments, q=1, causal=causal)
+def _attention_backward_cost(arguments: _Arguments, causal: int) -> Operation:
+    """Cost of attention's gradients: the result's gradient is argument 0, then come queries, keys and values."""
+    forward = _fused_attention_cost(arguments, q=1, causal=causal)
     # Five products for the forward's two: scores again, and the gradients of scores, values, queries and keys.
     # Reads queries, keys, values, the result and its gradient; writes three gradients.
     return Operation("", forward.flops * 5 // 2, forward.bytes * 2, forward.unit)
 
 
-def _convolution(arguments: _Arguments, padding: int) -> Operation:
-    """Convolution of an image (argument 0) with filters (1); strides and dilations are the two after `padding`."""
+def _convolution_cost(arguments: _Arguments, padding: int) -> Operation:
+    """Cost of a convolution of an image (argument 0) with filters (1).
+
+    The argument `padding` and the two after it are the paddings, strides and dilations.
+    """
     batch, _, *extents = arguments.shape(0)
     filters, _, *filter_extents = arguments.shape(1)
     result_elements = batch * filters
@@ -299,21 +296,24 @@ def _convolution(arguments: _Arguments, padding: int) -> Operation:
     for extent, filter_extent, pad, stride, dilation in zip(extents, filter_extents, *settings, strict=True):
         # The extent of the result, as in the documentation of torch.nn.Conv2d.
         result_elements *= (extent + 2 * pad - dilation * (filter_extent - 1) - 1) // stride + 1
-    return _convolution_passes(arguments, image=0, result_elements=result_elements, passes=1)
+    return _passes_cost(arguments, image=0, result_elements=result_elements, passes=1)
 
 
-def _convolution_backward(arguments: _Arguments) -> Operation:
-    """Gradients of a convolution: of its image, its filters, or both; one where that was not recorded."""
+def _convolution_backward_cost(arguments: _Arguments) -> Operation:
+    """Cost of a convolution's gradients: of its image, its filters, or both; of one where that was not recorded.
+
+    Arguments 0 to 2 are the gradient of the result, the image and the filters.
+    """
     # Argument 10, the output mask: gradients of image, filters and bias.
     has_both = arguments.is_flag(10, "[True, True, False]", "[True, True, True]")
-    return _convolution_passes(arguments, image=1, result_elements=arguments.elements(0), passes=2 if has_both else 1)
+    return _passes_cost(arguments, image=1, result_elements=arguments.elements(0), passes=2 if has_both else 1)
 
 
-def _convolution_passes(arguments: _Arguments, image: int, result_elements: int, passes: int) -> Operation:
-    """Passes over the argument `image` and its filters (the next) that make each element of the result from a filter.
+def _passes_cost(arguments: _Arguments, image: int, result_elements: int, passes: int) -> Operation:
+    """Cost of passes of a convolution: its image is argument `image`, its filters are the argument after that.
 
     The forward convolution is one pass, as is each gradient of image or filters in the backward one. A pass has
-    2·N·K·C·R·S·P·Q FLOPs and reads or writes image, filters and result once.
+    2·N·K·C·R·S·P·Q FLOPs (a filter for each element of the result) and reads or writes image, filters and result once.
     """
     precision = arguments.precision(image)
     filter_elements = math.prod(arguments.shape(image + 1)[1:])  # channels of a group, and the filter's extents
@@ -322,19 +322,21 @@ def _convolution_passes(arguments: _Arguments, image: int, result_elements: int,
     return Operation("", flops, passes * BYTES_OF[precision] * elements, precision)
 
 
-def _elementwise(arguments: _Arguments, inputs: int, flops: int, writes: int = 1, widens: int = -1) -> Operation:
-    """Read the first `inputs` arguments once, do `flops` per element, and write a result of the largest shape.
+def _pointwise_cost(arguments: _Arguments, inputs: int, flops: int, writes: int = 1, widens: int = -1) -> Operation:
+    """Cost of an operator that reads its first `inputs` arguments, does `flops` per element, and writes a result.
 
-    Scalars among them cost nothing. With ``writes=0`` the result is left out: it is one of the inputs, or a
-    reduction's result, whose size depends on values that may not be recorded. The argument `widens`, where there is one
-    (not -1), is a flag: bf16 and fp16 tensors give a result in fp32.
+    The result has the largest shape of these arguments. Scalars among them cost nothing. With ``writes=0`` the result
+    is left out: it is one of the inputs, or a reduction's result, whose size depends on values that may not be
+    recorded. The argument `widens`, where there is one (not -1), is a flag: bf16 and fp16 tensors give a result in
+    fp32.
     """
     tensors = list(range(inputs))
-    if writes:  # operators that write no new result (costs.toml) take no scalars
+    if writes:  # with writes=0 no input is a scalar (costs.toml): one of shape [] is a tensor
         tensors = [i for i in tensors if arguments.dims[i]]
     largest_elements = max(arguments.elements(i) for i in tensors)
     moved_bytes = sum(arguments.tensor_bytes(i) for i in tensors)
     if writes:
+        # The widest type is the result's; without a floating-point tensor `max` raises: the cost is unknown.
         number_types = [arguments.types[i] for i in tensors if arguments.types[i] in _PRECISIONS]
         element_bytes = max(_ELEMENT_BYTES[kind] for kind in number_types)
         if widens >= 0 and arguments.is_flag(widens, "True", "1", "true"):
@@ -343,19 +345,20 @@ def _elementwise(arguments: _Arguments, inputs: int, flops: int, writes: int = 1
     return Operation("", flops * largest_elements, moved_bytes, "fp32")
 
 
-def _embedding(arguments: _Arguments) -> Operation:
-    """A row of the table (argument 0) for each index (1)."""
+def _embedding_cost(arguments: _Arguments) -> Operation:
+    """Cost of looking up a row of the table (argument 0) for each index (argument 1)."""
     return elementwise_cost("embedding", arguments.elements(1), arguments.shape(0)[-1], arguments.precision())
 
 
+#: By the rule's name in ``costs.toml``: the function that reckons the cost of an operator, still without its name.
 _RULES: Mapping[str, Callable[..., Operation]] = {
-    "matrices": _matrices,
-    "attention": _attention,
-    "attention-backward": _attention_backward,
-    "convolution": _convolution,
-    "convolution-backward": _convolution_backward,
-    "elementwise": _elementwise,
-    "embedding": _embedding,
+    "matrices": _matmul_cost,
+    "attention": _fused_attention_cost,
+    "attention-backward": _attention_backward_cost,
+    "convolution": _convolution_cost,
+    "convolution-backward": _convolution_backward_cost,
+    "elementwise": _pointwise_cost,
+    "embedding": _embedding_cost,
 }
 #: By operator: its ``rule``, and the keyword arguments of the rule's function.
 _OPERATORS = read_toml(__file__, "costs")

@@ -142,7 +142,7 @@ def summary(report: Report, kernel: str | None = None, within: str | None = None
     rows = []
     for findings in _chosen_launches(report, kernel, within):
         measured = findings.launch[_MEASURED].tolist()
-        classification = _explain_launch(findings)
+        classification = _explain_launch(findings)  # it also fills the evidence and the next steps
         rows.append([*measured, findings.limiter(), classification, findings.evidence, findings.next_steps])
     frame = pd.DataFrame(rows, columns=pd.Index(COLUMNS))
     return frame.sort_values("time_ns", ascending=False, kind="stable", na_position="last", ignore_index=True)
@@ -217,6 +217,7 @@ class _Findings:
             return None
         fewest_blocks = min(limits.values())
         names = [name for name, blocks in limits.items() if blocks == fewest_blocks]
+        # Also true (NaN) if they were not collected.
         uses_shared = self["static_shared_bytes"] + self["dynamic_shared_bytes"] != 0
         if len(names) > 1 and "shared_mem" in names and not uses_shared:
             names.remove("shared_mem")
@@ -334,9 +335,9 @@ def _busiest_pipe(findings: _Findings) -> None:
     suffix = "_elapsed_pct"
     if findings.has("tensor_pct") or findings.has("fma_pct"):
         suffix = "_pct"
-    pipes = {pipe: f"{pipe}{suffix}" for pipe in _PIPES if findings.has(f"{pipe}{suffix}")}
+    pipes = [pipe for pipe in _PIPES if findings.has(pipe + suffix)]
     # Tensor cores by all types of work; some reports have only floating point.
-    tensor_counters = [name for name in (f"tensor{suffix}", f"tensor_16bit{suffix}") if findings.has(name)]
+    tensor_counters = [name for name in ("tensor" + suffix, "tensor_16bit" + suffix) if findings.has(name)]
     if not pipes and not tensor_counters:
         findings.say("no-pipes")
         return
@@ -346,11 +347,12 @@ def _busiest_pipe(findings: _Findings) -> None:
         return
     if tensor_counters:
         findings.say("tensor-idle", busy=findings.cite(tensor_counters[0]))
-    busiest = max(pipes, key=lambda pipe: findings[pipes[pipe]], default="")
+    busiest = max(pipes, key=lambda pipe: findings[pipe + suffix], default="")
     if busiest:
-        findings.say(busiest, busy=findings.cite(pipes[busiest]))
+        findings.say(busiest, busy=findings.cite(busiest + suffix))
     if tensor_pct >= _SOME_TENSOR_PCT:
         findings.say("feed")
+    # Doubles are left out: the advice is to use narrower types.
     elif tensor_counters and busiest != "fp64" and category_of(str(findings.launch["kernel"])) in _MATMUL_CATEGORIES:
         findings.say("use-tensor")
 
@@ -364,7 +366,7 @@ def _latency_causes(findings: _Findings) -> None:
         findings.say("small-grid")
         return
     _memory_access(findings)
-    _occupancy(findings)
+    _low_occupancy(findings)
     _warp_stalls(findings)
 
 
@@ -375,12 +377,12 @@ def _last_wave(findings: _Findings) -> None:
         return
     # A kernel of 1.6 waves takes the time of 2, of which 20% are empty; but what it used of the GPU was not empty.
     unused = 1 - max(findings["sm_pct"], findings["memory_pct"]) / 100
-    empty = round(min(1 - waves / math.ceil(waves), unused), 3)
+    empty = round(min(1 - waves / math.ceil(waves), unused), 3)  # rounded: 1 - 0.8 is just below 0.2
     if empty >= _TAIL_SHARE:
         findings.say("tail", percent=100 * empty)
 
 
-def _occupancy(findings: _Findings) -> None:
+def _low_occupancy(findings: _Findings) -> None:
     """Note why few warps are resident: few fit on an SM, or fewer are there than fit."""
     fitting_pct = findings["theoretical_occupancy_pct"]
     if fitting_pct < _LOW_PCT:
@@ -407,7 +409,7 @@ def _warp_stalls(findings: _Findings) -> None:
         return
     # A warp in one of these two states issued, or could have.
     stalls = [stall for stall in shares if stall.reason not in ("selected", "not_selected")]
-    stalls.sort(key=lambda stall: -shares[stall])
+    stalls.sort(key=shares.__getitem__, reverse=True)
     for stall in stalls[:2]:
         if shares[stall] < _TOP_STALL_SHARE:
             continue

@@ -105,7 +105,7 @@ class Rates:
         return float(np.maximum(self.compute_ns(operation), self.memory_ns(operation)))
 
     def bound(self, operation: Operation) -> str:
-        """Say what takes longer, ``compute`` or ``memory``."""
+        """Say what takes longer, ``compute`` or ``memory``; ``memory`` also for a unit without a rate."""
         if self.compute_ns(operation) > self.memory_ns(operation):
             return "compute"
         return "memory"
@@ -129,7 +129,7 @@ def datasheet(gpu: Gpu) -> Rates:
 
 
 def ceilings(rows: Iterable[Json], source: str) -> Rates:
-    """Take the best rate of each unit.
+    """Take the best rate that was measured of each unit.
 
     Parameters
     ----------
@@ -194,20 +194,19 @@ def bounds(operations: Iterable[Operation], rates: Rates) -> pd.DataFrame:
         ``name, flops, bytes, intensity, bound`` (``compute`` or ``memory``), ``bound_ns, compute_ns, memory_ns``; the
         first two times are NaN for a unit without a rate.
     """
-    rows = []
-    for operation in operations:
-        rows.append(
-            (
-                operation.name,
-                operation.flops,
-                operation.bytes,
-                operation.intensity,
-                rates.bound(operation),
-                rates.bound_ns(operation),
-                rates.compute_ns(operation),
-                rates.memory_ns(operation),
-            )
+    rows = [
+        (
+            operation.name,
+            operation.flops,
+            operation.bytes,
+            operation.intensity,
+            rates.bound(operation),
+            rates.bound_ns(operation),
+            rates.compute_ns(operation),
+            rates.memory_ns(operation),
         )
+        for operation in operations
+    ]
     columns = ["name", "flops", "bytes", "intensity", "bound", "bound_ns", "compute_ns", "memory_ns"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -385,7 +384,8 @@ def operator_groups(trace: Trace) -> Iterator[Group]:
     if kernels.empty or not operations:
         return
     is_tf32 = matching(kernels["name"], _TF32_KERNEL)
-    # From each kernel to the call that launched it, and to the innermost operator with a known cost around that.
+    # From each kernel to the call that launched it, and to the innermost operator with a known cost around that. Both
+    # are rows of the whole trace, as a selection of kernels may lack their calls and operators.
     call = launch_of(trace, kernels["process"], kernels["correlation"])
     launched = np.flatnonzero(call >= 0)
     calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
@@ -398,7 +398,7 @@ def operator_groups(trace: Trace) -> Iterator[Group]:
         kernel_rows = members["kernel"].to_numpy()
         if operation.unit == "fp32" and _TF32_OPERATORS.match(operation.name) and is_tf32[kernel_rows].any():
             operation = dataclasses.replace(operation, unit="tf32")
-        time_ns = int(kernels["duration_ns"].to_numpy()[kernel_rows].sum())
+        time_ns = int(kernels["duration_ns"].iloc[kernel_rows].sum())
         yield Group(operation, kernel_rows, members["op"].nunique(), time_ns)
 
 

@@ -1,4 +1,7 @@
-"""What compilers did while the program ran: which frames of torch.compile they compiled, and which regions ran."""
+"""What compilers did while the program ran: which frames of torch.compile they compiled, and which regions ran.
+
+Functions marked `kept` are memoised per trace: do not change what they return.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ def regions(trace: Trace) -> pd.DataFrame:
 
 
 def _named_events(trace: Trace, expression: re.Pattern[str]) -> pd.DataFrame:
-    """Operators and ranges whose name matches, in order of time."""
+    """Operators and ranges whose name matches, in order of time; of equal starts the longest first."""
     columns = ["start_ns", "end_ns", "thread"]
     parts = []
     for table in ("ops", "ranges"):

@@ -34,6 +34,6 @@ def summary(trace: Trace) -> pd.DataFrame:
     table = table.reset_index()
     table[_DIRECTION] = table[_DIRECTION].astype("str").fillna("")
     timed_ns = table.pop("timed_ns")
-    table["gb_per_s"] = table["bytes"] / timed_ns.where(timed_ns > 0)
+    table["gb_per_s"] = table["bytes"] / timed_ns.where(timed_ns > 0)  # a byte per ns is a GB per s
     table["bytes"] = table["bytes"].astype("Int64").where(table["bytes"] > 0)
     return table.sort_values(["total_ns", "bytes"], ascending=False, kind="stable", ignore_index=True)

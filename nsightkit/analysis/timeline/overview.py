@@ -95,7 +95,10 @@ def summary(trace: Trace) -> Json:
 
 
 def _gpu_figures(trace: Trace, row: pd.Series) -> Json:
-    """Compute times and shares of a device, or of the sum over all devices; None where they are unknown."""
+    """Compute times and shares of a device, or of the sum over all devices; None where they are unknown.
+
+    `row` has the columns of :func:`intervals.busy` and the keys of `_TABLE_OF`.
+    """
     figures: Json = {}
     for key in ("span_ns", "busy_ns", "idle_ns"):
         figures[key] = int(row[key])
@@ -150,6 +153,7 @@ def note_on_idle_shares(trace: Trace, figures: Json) -> str | None:
     idle_ns = figures["window_idle_ns"]
     if not span_ns or not window_ns or idle_ns is None:
         return None
+    # There are steps, since they have a window, and all are of one process.
     devices = steps.devices(trace, int(steps.find(trace)["process"].iloc[0]))
     span_share = figures["idle_ns"] / span_ns
     steps_share = idle_ns / (len(devices) * window_ns)

@@ -1,4 +1,8 @@
-"""What each annotated range cost: CPU time, inclusive and exclusive, and the GPU work launched inside it."""
+"""What each annotated range cost: CPU time, inclusive and exclusive, and the GPU work launched inside it.
+
+``trace.whole`` is the trace without its filters. Functions marked `kept` are memoised per trace: do not change what
+they return.
+"""
 
 from __future__ import annotations
 
@@ -162,7 +166,7 @@ def ranges_with_launches(
     """
     all_range_threads = trace.whole.table("ranges", ["thread"])["thread"].to_numpy()
     range_threads = all_range_threads[range_rows]
-    yield from _equal_values(range_threads, launch_threads)
+    yield from _positions_of_equal_values(range_threads, launch_threads)
     if rule == "window":
         is_own = _is_own_range(trace.whole)
         own_ranges = np.flatnonzero(is_own[range_rows])
@@ -170,12 +174,12 @@ def ranges_with_launches(
         bare_launches = np.flatnonzero(~np.isin(launch_threads, all_range_threads[is_own]))
         range_processes = process_of(range_threads[own_ranges])
         launch_processes = process_of(launch_threads[bare_launches])
-        for ranges, launches in _equal_values(range_processes, launch_processes):
+        for ranges, launches in _positions_of_equal_values(range_processes, launch_processes):
             yield own_ranges[ranges], bare_launches[launches]
 
 
-def _equal_values(left: Int, right: Int) -> Iterator[tuple[Int, Int]]:
-    """For each value that is in both columns: its positions in the one, and its positions in the other."""
+def _positions_of_equal_values(left: Int, right: Int) -> Iterator[tuple[Int, Int]]:
+    """For each value that is in both columns: its positions in `left`, and its positions in `right`."""
     left_positions = pd.Series(left).groupby(left).indices
     right_positions = pd.Series(right).groupby(right).indices
     for value, positions in left_positions.items():
@@ -236,7 +240,7 @@ def _pool_threads(whole: Trace, outermost: pd.DataFrame) -> npt.NDArray[np.int64
     """Find threads of a pool: they launch nothing, and other such threads have the same names of outermost ranges.
 
     Such ranges (of workers that decode images) are open at the same time as the training's own. They must not be taken
-    for what holds the launches of another thread.
+    for what holds the launches of another thread. `outermost` has the outermost ranges, without those of libraries.
     """
     calls = whole.table("calls", ["thread", "name"])
     launching = calls["thread"][matching(calls["name"], LAUNCHES)].unique()
@@ -257,7 +261,7 @@ def _exclusive_ns(whole: Trace) -> Int:
     return own_ns
 
 
-def _operations(trace: Trace, rule: Rule) -> pd.DataFrame:
+def _launched_operations(trace: Trace, rule: Rule) -> pd.DataFrame:
     """GPU operations in the order of their launches: ``start_ns, end_ns, is_kernel``.
 
     Of the call that launched each: ``launch_begun``, ``launch_returned`` and ``thread``.
@@ -282,11 +286,12 @@ def _operations(trace: Trace, rule: Rule) -> pd.DataFrame:
 @kept
 def _gpu_totals(trace: Trace, rule: Rule) -> pd.DataFrame:
     """Sum the GPU work launched in each range of the whole trace: the columns `_GPU_COLUMNS`, by row of the range."""
-    ops = _operations(trace, rule)
+    ops = _launched_operations(trace, rule)
     ranges = trace.whole.table("ranges", ["start_ns", "end_ns"])
     range_end = ranges["end_ns"].to_numpy()
     launch_returned = ops["launch_returned"].to_numpy()
-    blocks, operations = _blocks(trace, ranges, ops, rule)
+    # A block is `operations[low:high]`: the positions in `ops` of launches that begin in its range.
+    blocks, operations = _blocks_of_ranges(trace, ranges, ops, rule)
     # Batches of about `_MOST_PAIRS` pairs. All blocks of a range go into one: its totals are assigned, not added.
     batch = blocks["pairs"].cumsum() // _MOST_PAIRS
     batch = batch.groupby(blocks["range"]).transform("first")
@@ -302,10 +307,10 @@ def _gpu_totals(trace: Trace, rule: Rule) -> pd.DataFrame:
     return totals
 
 
-def _blocks(trace: Trace, ranges: pd.DataFrame, ops: pd.DataFrame, rule: Rule) -> tuple[pd.DataFrame, Int]:
+def _blocks_of_ranges(trace: Trace, ranges: pd.DataFrame, ops: pd.DataFrame, rule: Rule) -> tuple[pd.DataFrame, Int]:
     """List blocks of operations whose launches begin in a range: ``range, low, high, pairs``, and the operations.
 
-    A block is ``operations[low:high]``, and ``pairs`` its length. A range may have several blocks.
+    A block is ``operations[low:high]``, positions in `ops`, and ``pairs`` its length. A range may have several blocks.
     """
     launch_begun = ops["launch_begun"].to_numpy()
     start = ranges["start_ns"].to_numpy()
@@ -329,7 +334,7 @@ def _blocks(trace: Trace, ranges: pd.DataFrame, ops: pd.DataFrame, rule: Rule) -
 
 
 def _gpu_sums_by_range(ops: pd.DataFrame, owner: Int) -> pd.DataFrame:
-    """Sum operations by the range that owns each: the columns `_GPU_COLUMNS`."""
+    """Sum operations by the range that owns each (its row, in `owner`): the columns `_GPU_COLUMNS`."""
     ops = ops.assign(gpu_ns=intervals.uncovered(ops["start_ns"], ops["end_ns"], owner))
     by_range = ops.groupby(owner)
     sums = by_range[["gpu_ns"]].sum()

@@ -1,4 +1,8 @@
-"""A part of a trace: one device, the inside of a range, a time window, the last steps."""
+"""A part of a trace: one device, the inside of a range, a time window, the last steps.
+
+Each filter gives masks by table, with one flag for each row of the whole trace's table. A table without a mask stays
+whole.
+"""
 
 from __future__ import annotations
 
@@ -62,13 +66,13 @@ def select(
     """
     filters = []
     if device is not None:
-        filters.append(_on_device(trace, device))
+        filters.append(_masks_on_device(trace, device))
     if time_ns is not None:
-        filters.append(_in_window(trace, *time_ns))
+        filters.append(_masks_in_window(trace, *time_ns))
     if within is not None:
-        filters.append(_in_ranges(trace, within))
+        filters.append(_masks_in_ranges(trace, within))
     if last_steps is not None:
-        filters.append(_in_last_steps(trace, last_steps))
+        filters.append(_masks_in_last_steps(trace, last_steps))
     selection = trace
     for masks in filters:
         combined = {}
@@ -81,7 +85,7 @@ def select(
     return selection
 
 
-def _on_device(trace: Trace, device: int) -> dict[str, _Mask]:
+def _masks_on_device(trace: Trace, device: int) -> dict[str, _Mask]:
     """Flag the operations of a device, in each table that names devices."""
     masks = {}
     known_devices: set[int] = set()
@@ -97,7 +101,7 @@ def _on_device(trace: Trace, device: int) -> dict[str, _Mask]:
     return masks
 
 
-def _in_window(trace: Trace, begin: int | None, end: int | None) -> dict[str, _Mask]:
+def _masks_in_window(trace: Trace, begin: int | None, end: int | None) -> dict[str, _Mask]:
     """Flag the events that start in a window."""
     if begin is not None and end is not None and end <= begin:
         raise UsageError(f"--time: the window ends at {end} ns, which is not after its start at {begin} ns")
@@ -114,7 +118,7 @@ def _in_window(trace: Trace, begin: int | None, end: int | None) -> dict[str, _M
     return masks
 
 
-def _in_ranges(trace: Trace, within: str) -> dict[str, _Mask]:
+def _masks_in_ranges(trace: Trace, within: str) -> dict[str, _Mask]:
     """Flag what was launched, or ran, inside ranges of a name."""
     if not trace.whole.recorded("ranges"):
         raise UsageError("--within: the trace recorded no ranges (NVTX or record_function)")
@@ -130,7 +134,7 @@ def _in_ranges(trace: Trace, within: str) -> dict[str, _Mask]:
     return _masks_inside(trace, windows, is_launch_inside)
 
 
-def _in_last_steps(trace: Trace, count: int) -> dict[str, _Mask]:
+def _masks_in_last_steps(trace: Trace, count: int) -> dict[str, _Mask]:
     """Flag what was launched, or ran, in the last steps."""
     if count < 1:
         raise UsageError(f"--last-steps must be at least 1, not {count}")
@@ -175,5 +179,5 @@ def _is_in_union(windows: pd.DataFrame, events: pd.DataFrame) -> _Mask:
     """Flag the events inside the union of some windows."""
     begin, end = intervals.merge(windows["start_ns"], windows["end_ns"])
     last_begun = np.searchsorted(begin, events["start_ns"], side="right") - 1
-    end = np.append(end, 0)  # so that there is an end without windows, too
+    end = np.append(end, 0)  # for windows without length, which `merge` drops: then `last_begun` is -1
     return (last_begun >= 0) & (events["end_ns"].to_numpy() <= end[last_begun])

@@ -1,4 +1,8 @@
-"""The steps of a run: how long each took, how much of it the GPU was busy, what it served, and which stand out."""
+"""The steps of a run: how long each took, how much of it the GPU was busy, what it served, and which stand out.
+
+``trace.whole`` is the trace without its filters. Functions marked `kept` are memoised per trace: do not change what
+they return. The step or row -1 means none.
+"""
 
 from __future__ import annotations
 
@@ -100,6 +104,7 @@ def _step_kind_by_name(names: list[str], match: str | None) -> dict[str, str]:
     """Map each range name that is a step's to its kind: ``step 3`` to ``step #``.
 
     The first expression that finds any name decides: a profiler's steps are certain, names with "step" are likely.
+    All iterations of an inference server are of one kind, in prefill as in decode.
     """
     if match is not None:
         pattern = compiled(match, "--match")
@@ -122,7 +127,7 @@ def _are_profiler_stubs(trace: Trace, ranges: pd.DataFrame) -> npt.NDArray[np.bo
     must not count as a step, for it would draw the median down.
     """
     length = (ranges["end_ns"] - ranges["start_ns"]).to_numpy()
-    # Beside the longest first, which is at least the median used below: this flags no fewer.
+    # Compare with the longest first, which is at least the median used below: this flags no fewer.
     is_short: npt.NDArray[np.bool_] = length < _STUB_SHARE * length.max(initial=0)
     if not is_short.any():  # nearly always: no need to read who launched what
         return is_short
@@ -132,7 +137,7 @@ def _are_profiler_stubs(trace: Trace, ranges: pd.DataFrame) -> npt.NDArray[np.bo
         step = launched_in(trace.whole, table, ranges)
         has_launches[step[step >= 0]] = True
     if not has_launches.any():
-        return has_launches
+        return has_launches  # all False: no median to be shorter than
     is_short = length < _STUB_SHARE * np.median(length[has_launches])
     return is_short & ~has_launches
 
@@ -196,7 +201,8 @@ def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
 def _first_begin_ns(trace: Trace, table: pd.DataFrame, match: str | None) -> int:
     """Where the first step's time begins; a selection's first step begins where it does in the whole trace.
 
-    A selection may lack the step before, at whose end that is.
+    A selection may lack the step before, at whose end that is. Where the whole trace has no such step, the time begins
+    with its range.
     """
     start = int(table["start_ns"].iloc[0])
     if trace is trace.whole:
@@ -211,7 +217,7 @@ def _gpu_reached_ns(trace: Trace, windows: pd.DataFrame) -> int:
     That moment is the end of the step before, which was not recorded: the end of the last operation ahead of those
     with a recorded launch. Without such operations, but with only one step or two, it is the start of the first
     operation, if every device begins long after its first launch, made in the first step, had returned. With more
-    steps, their times show whether the GPU lagged behind.
+    steps, their times show whether the GPU lagged behind. `windows` are as :func:`find` gives them.
     """
     ops = intervals.gpu_intervals(trace)
     ops["launch"] = intervals.launches_of(trace, ops["table"], ops["row"])
@@ -237,7 +243,10 @@ def _gpu_reached_ns(trace: Trace, windows: pd.DataFrame) -> int:
 
 
 def _step_ends(trace: Trace, windows: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """When steps end: with the last GPU operation that they launched, if it is later; never before an earlier step."""
+    """When steps end: with the last GPU operation that they launched, if it is later; never before an earlier step.
+
+    `windows` are as :func:`find` gives them.
+    """
     end = windows["end_ns"].to_numpy(copy=True)
     for table in GPU_TABLES:
         step = launched_in(trace, table, windows)
@@ -320,6 +329,7 @@ def busy_and_idle(trace: Trace, windows: pd.DataFrame, process: int) -> pd.DataF
             of_device = ops[ops["device"] == device]
             busy_ns += intervals.Coverage(of_device["start_ns"], of_device["end_ns"]).of(start, end)
         parts["busy_ns"] = busy_ns
+        # Without any operation, one device was idle all the time.
         parts["idle_ns"] = max(len(used_devices), 1) * parts["wall_ns"] - busy_ns
     return parts.astype({"busy_ns": "Int64", "idle_ns": "Int64"})
 
@@ -369,15 +379,15 @@ def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
     steps = pd.DataFrame({"step": table["step"], "start_ns": table["begin_ns"]})
     steps = steps.join(busy_and_idle(trace, table, process))
     steps["outlier"] = outliers(steps["wall_ns"].to_numpy())
-    return steps.join(_served(trace, table)).join(_compiled(trace, table))
+    return steps.join(_served_by_step(trace, table)).join(_compilers_by_step(trace, table))
 
 
-def _compiled(trace: Trace, windows: pd.DataFrame) -> pd.DataFrame:
+def _compilers_by_step(trace: Trace, windows: pd.DataFrame) -> pd.DataFrame:
     """Measure how long compilers ran in each step, and count the compiled regions that it entered."""
     compiles = compiler.compiles(trace)
     regions = compiler.regions(trace)
-    compile_ns = _by_step(windows, compiles, compiles["end_ns"] - compiles["start_ns"])
-    entered = _by_step(windows, regions, pd.Series(1, regions.index))
+    compile_ns = _sum_by_step(windows, compiles, compiles["end_ns"] - compiles["start_ns"])
+    entered = _sum_by_step(windows, regions, pd.Series(1, regions.index))
     return pd.DataFrame({"compile_ns": compile_ns, "regions": entered})
 
 
@@ -392,7 +402,7 @@ def recompiled(trace: Trace, windows: pd.DataFrame) -> str | None:
     """
     events = compiler.compiles(trace)
     step = step_at(windows, events["start_ns"])
-    is_in_settled = (step >= 0) & np.append(is_settled(windows["step"]), False)[step]
+    is_in_settled = np.append(is_settled(windows["step"]), False)[step]  # the last is for no step, -1
     if not is_in_settled.any():
         return None
     events = events[is_in_settled]
@@ -412,7 +422,7 @@ def recompiled(trace: Trace, windows: pd.DataFrame) -> str | None:
     return text
 
 
-def _by_step(windows: pd.DataFrame, events: pd.DataFrame, amount: pd.Series) -> pd.Series:
+def _sum_by_step(windows: pd.DataFrame, events: pd.DataFrame, amount: pd.Series) -> pd.Series:
     """Sum an amount of events over the steps that they begin in; NA where no step has any."""
     step = step_at(windows.assign(end_ns=windows["cpu_end_ns"]), events["start_ns"])
     sums = amount[step >= 0].groupby(step[step >= 0]).sum()
@@ -445,9 +455,9 @@ def phases(rows: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values("wall_ns", ascending=False).reset_index()
 
 
-def _served(trace: Trace, windows: pd.DataFrame) -> pd.DataFrame:
+def _served_by_step(trace: Trace, windows: pd.DataFrame) -> pd.DataFrame:
     """Find phase, tokens and sequences of each step, as an inference server annotates the iterations in it."""
-    annotations = _annotations(trace, windows["thread"])
+    annotations = _server_annotations(trace, windows["thread"])
     # By its middle: an annotation may begin before the range that counts as the step.
     middle_ns = (annotations["start_ns"] + annotations["end_ns"]) // 2
     step_of_each = step_at(windows.assign(end_ns=windows["cpu_end_ns"]), middle_ns)
@@ -467,7 +477,7 @@ def _served(trace: Trace, windows: pd.DataFrame) -> pd.DataFrame:
     return served.astype({"tokens": "Int64", "sequences": "Int64"})
 
 
-def _annotations(trace: Trace, threads: pd.Series) -> pd.DataFrame:
+def _server_annotations(trace: Trace, threads: pd.Series) -> pd.DataFrame:
     """Find an inference server's annotations of its iterations on some threads, in order of time."""
     ranges = trace.table("ranges", ["name", "start_ns", "end_ns", "thread"])
     ranges = ranges[ranges["thread"].isin(threads) & matching(ranges["name"], _VLLM, _SGLANG)]
@@ -478,7 +488,10 @@ def _annotations(trace: Trace, threads: pd.Series) -> pd.DataFrame:
 
 
 def _parse_server_annotation(name: str) -> tuple[str | None, int | None, int]:
-    """Read phase, tokens and sequences from the name that vLLM or SGLang gives the range of an iteration."""
+    """Read phase, tokens and sequences from the name that vLLM or SGLang gives the range of an iteration.
+
+    The phase is None for an empty iteration or another mode, the tokens are None where the name has none.
+    """
     sglang = _SGLANG.match(name)
     if sglang:
         mode, sequences, tokens = sglang.groups()

@@ -4,6 +4,9 @@ A kernel belongs to the call that launched it, and the call to what was open on 
 autograd's thread, where nothing of the program is open: it belongs to the operator of the forward pass whose node it
 runs, which autograd's sequence numbers name. Kernels of a CUDA graph belong to what launched them while the graph was
 captured; the trace of a replay does not hold that, another trace of the same program may.
+
+``trace.whole`` is the trace without its filters. A position or row of -1 means none. Functions marked `kept` are
+memoised per trace: do not change what they return.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ _LIBRARY_FUNCTION = re.compile(
 )
 #: Operators that run nodes of the backward pass.
 _NODE_RUNNER = re.compile(r"^(torch::)?autograd::|Backward\d*$")
-#: An operator's name as `emit_nvtx` writes it, and its sequence number.
+#: An operator's name as `emit_nvtx` writes it, and its sequence number, of as many digits as fit 64 bits.
 _EMITTED = r"^([^,]*)(?:, seq = (\d{1,18})(?!\d))?"
 #: Ranges that name the phase of a training step, by the program or by PyTorch.
 _PHASE = re.compile(r"(?i)^(?:(forward|loss|backward)|optimizer(?:_step)?|zero_grad|Optimizer\.(?:step|zero_grad)#.*)$")
@@ -92,8 +95,8 @@ def summary(trace: Trace, by: By | None = None, capture: Trace | None = None) ->
     ----------
     trace : Trace
     by : {"module", "line", "op", "range"}, optional
-        The kind of place. By default the finest that holds at least half of the time, and at most 95% in one place;
-        where none does, the one with most time beside its largest place.
+        The kind of place. By default the finest whose places hold at least half of the time, and those beside the
+        largest at least 5%; where none does, the one with most time beside its largest place.
     capture : Trace, optional
         A trace of the same program in which its CUDA graphs were captured.
 
@@ -116,14 +119,14 @@ def summary(trace: Trace, by: By | None = None, capture: Trace | None = None) ->
     best_shares = (-1.0, -1.0)
     if not trace.size("kernels"):
         return best
-    kernels = _kernels(trace.whole)
+    kernels = _kernels_with_launch(trace.whole)
     kinds = KINDS if by is None else (by,)
     for kind in kinds:
-        if all(_places(source, kind).empty for source in sources):
+        if all(_places_of_kind(source, kind).empty for source in sources):
             continue
         placed = kernels.join(_places_of_calls(trace.whole, kernels["launch"], kind), on="launch")
         if capture is not None:
-            _place_by_capture(placed, capture.whole, kind)
+            _take_places_from_capture(placed, capture.whole, kind)
         is_selected = trace.mask("kernels")
         if is_selected is not None:
             placed = placed[is_selected]
@@ -132,14 +135,14 @@ def summary(trace: Trace, by: By | None = None, capture: Trace | None = None) ->
         attributed = float(shares.sum())
         beside_largest = float(shares[1:].sum())
         if (beside_largest, attributed) > best_shares:
-            best = Where(rows, kind, _note(placed, kind, capture is not None))
+            best = Where(rows, kind, _note_on_rows(placed, kind, capture is not None))
             best_shares = (beside_largest, attributed)
         if attributed >= _LEAST_ATTRIBUTED and beside_largest >= _LEAST_BESIDE_LARGEST:
             break
     return best
 
 
-def _note(placed: pd.DataFrame, kind: By, has_capture: bool) -> str:
+def _note_on_rows(placed: pd.DataFrame, kind: By, has_capture: bool) -> str:
     """Describe how the rows were made, and what they leave out."""
     total_ns = max(int(placed["duration_ns"].sum()), 1)
     lost_ns = int(placed.loc[placed["where"].isna(), "duration_ns"].sum())
@@ -155,7 +158,7 @@ def _note(placed: pd.DataFrame, kind: By, has_capture: bool) -> str:
     return note
 
 
-def _kernels(whole: Trace) -> pd.DataFrame:
+def _kernels_with_launch(whole: Trace) -> pd.DataFrame:
     """All kernels: ``name, start_ns, duration_ns``, ``launch`` (row of the call), ``replayed`` (in a CUDA graph)."""
     kernels = whole.table("kernels", ["name", "start_ns", "duration_ns", "process", "correlation"])
     kernels["launch"] = launch_of(whole, kernels.pop("process"), kernels.pop("correlation"))
@@ -193,25 +196,25 @@ def _top_names(names: pd.Series) -> list[str]:
 
 
 def _places_of_calls(whole: Trace, rows: pd.Series, kind: By) -> pd.DataFrame:
-    """Find ``where`` and ``phase`` of the calls in some rows, which may be -1; None where unknown."""
+    """Find ``where`` and ``phase`` of the calls in some rows, which may be -1; None where unknown. Indexed by row."""
     known_rows = np.unique(rows[rows >= 0])
     calls = whole.table("calls", _TIMES).loc[known_rows]
-    node = enclosing(calls, _nodes(whole))
+    node = enclosing(calls, _backward_nodes(whole))
     maker = np.append(_maker_of_node(whole), -1)[node]  # the last is for no node, -1
     where = _names_of_places(whole, calls, kind, node, maker)
-    phase = _phases(whole, calls, node, maker)
+    phase = _phases_of_calls(whole, calls, node, maker)
     return pd.DataFrame({"where": where, "phase": phase}, calls.index)
 
 
 def _names_of_places(whole: Trace, calls: pd.DataFrame, kind: By, node: Int, maker: Int) -> Object:
     """Name the place of each call, given its node of the backward pass and the node's maker (-1 for none)."""
-    places = _places(whole, kind)
-    if kind == "range":
+    places = _places_of_kind(whole, kind)
+    if kind == "range":  # holds autograd's launches while it is open, too: a node's maker is not needed
         return _values_at(places["name"], innermost_ranges_around(whole, places, calls))
     makers = _node_makers(whole)
     place = enclosing(calls, places)
     # A place that was open before the node began only called for the backward pass: it is not the call's.
-    node_start = _starts_at(_nodes(whole), node)
+    node_start = _starts_at(_backward_nodes(whole), node)
     has_own_place = _starts_at(places, place) >= node_start
     # What a node computes again of the forward pass (checkpointing) is not its maker's: it has separate operators.
     is_recomputed = _starts_at(makers, enclosing(calls, makers)) > node_start
@@ -224,7 +227,7 @@ def _names_of_places(whole: Trace, calls: pd.DataFrame, kind: By, node: Int, mak
     return _values_at(places["name"], place)
 
 
-def _phases(whole: Trace, calls: pd.DataFrame, node: Int, maker: Int) -> Object:
+def _phases_of_calls(whole: Trace, calls: pd.DataFrame, node: Int, maker: Int) -> Object:
     """Find the phase of each call: backward in a node, else as its range is named, else forward if anything shows that.
 
     A module around the call shows it, or an operator that made a node of the backward pass.
@@ -235,7 +238,7 @@ def _phases(whole: Trace, calls: pd.DataFrame, node: Int, maker: Int) -> Object:
     names = ranges["name"].astype(str).str.lower().str.extract("(forward|loss|backward)")[0].fillna("optimizer")
     named_range = innermost_ranges_around(whole, ranges, calls)
     makers = _node_makers(whole).iloc[np.unique(maker[maker >= 0])]
-    is_forward = enclosing(calls, _places(whole, "module")) >= 0
+    is_forward = enclosing(calls, _places_of_kind(whole, "module")) >= 0
     is_forward |= enclosing(calls, makers) >= 0
     phases = _values_at(names, named_range)
     phases[is_forward & (named_range < 0)] = "forward"
@@ -257,7 +260,7 @@ def _starts_at(places: pd.DataFrame, at: Int) -> Int:
 
 
 @kept
-def _places(whole: Trace, kind: By) -> pd.DataFrame:
+def _places_of_kind(whole: Trace, kind: By) -> pd.DataFrame:
     """All places of a kind: ``start_ns, end_ns, thread, name``."""
     if kind == "op":
         return _operators(whole)
@@ -277,7 +280,7 @@ def _operators(whole: Trace) -> pd.DataFrame:
     """Operators, or the ranges that ``emit_nvtx`` makes of them where the trace has none.
 
     ``start_ns, end_ns, thread, process, name``; ``sequence`` is autograd's number, -1 for none; ``node`` marks the
-    operators that run nodes of the backward pass.
+    operators that run nodes of the backward pass. PyTorch's profiler gives those a ``forward_thread``.
     """
     ops = whole.table("ops", [*_TIMES, "process", "name", "sequence", "forward_thread"])
     if ops.empty:
@@ -292,7 +295,7 @@ def _operators(whole: Trace) -> pd.DataFrame:
 
 
 @kept
-def _nodes(whole: Trace) -> pd.DataFrame:
+def _backward_nodes(whole: Trace) -> pd.DataFrame:
     """Operators that run nodes of the backward pass."""
     ops = _operators(whole)
     return ops[ops["node"]]
@@ -318,7 +321,7 @@ def _maker_of_node(whole: Trace) -> Int:
     candidates = candidates.assign(at=np.arange(len(candidates)))
     candidates = candidates[candidates.groupby(key)["thread"].transform("nunique") == 1]
     makers = candidates.sort_values("start_ns", kind="stable").drop_duplicates(key, keep="last")
-    nodes = _nodes(whole)[key].merge(makers, how="left", on=key)
+    nodes = _backward_nodes(whole)[key].merge(makers, how="left", on=key)
     return nodes["at"].fillna(-1).to_numpy(np.int64)
 
 
@@ -337,11 +340,11 @@ def _with_paths(modules: pd.DataFrame) -> pd.DataFrame:
     siblings = first_calls.groupby(["outer", "class"])["name"]
     has_no_number = first_calls["name"].isin(calls["outer"]) | (siblings.transform("size") == 1)
     numbered = first_calls["class"] + "_" + siblings.cumcount().astype(str)
-    label = first_calls["class"].where(has_no_number, numbered)
+    labels = first_calls["class"].where(has_no_number, numbered)
     paths = {"": ""}
     # In order of time, so that the path of the outer module is known.
-    for module, outer, last in zip(first_calls["name"], first_calls["outer"], label, strict=True):
-        paths[module] = f"{paths.get(outer, '')}/{last}".lstrip("/")
+    for module, outer, label in zip(first_calls["name"], first_calls["outer"], labels, strict=True):
+        paths[module] = f"{paths.get(outer, '')}/{label}".lstrip("/")
     return modules.assign(name=name.map(paths).astype("category"))
 
 
@@ -352,7 +355,8 @@ def _with_paths(modules: pd.DataFrame) -> pd.DataFrame:
 def _captured_launches(whole: Trace) -> pd.DataFrame:
     """Launches while a graph was captured: ``row`` in the calls, ``graph`` (which capture), ``name``; in order.
 
-    A launch whose kernel ran at once went to a stream that was not captured.
+    ``name`` is the kernel's, "" where the capture does not have it. A launch whose kernel ran at once went to a stream
+    that was not captured.
     """
     calls = whole.table("calls", [*_TIMES, "name", "kernel"])
     calls["row"] = calls.index
@@ -364,7 +368,7 @@ def _captured_launches(whole: Trace) -> pd.DataFrame:
     calls["graph"] = count["begun"]
     launches = calls[(count["begun"] > count["ended"]) & matching(calls["name"], _LAUNCH)]
     level, parent = nesting(launches["thread"], launches["start_ns"], launches["end_ns"])
-    has_run = np.isin(launches["row"], _kernels(whole)["launch"])
+    has_run = np.isin(launches["row"], _kernels_with_launch(whole)["launch"])
     has_run[parent[has_run & (level > 0)]] = True  # a driver's call lies within the runtime's
     launches = launches[(level == 0) & ~has_run]
     if launches.empty:
@@ -377,7 +381,7 @@ def _captured_launches(whole: Trace) -> pd.DataFrame:
     return pd.DataFrame({"row": launches["row"].to_numpy(), "graph": graph.to_numpy(), "name": name})
 
 
-def _place_by_capture(placed: pd.DataFrame, capture: Trace, kind: By) -> None:
+def _take_places_from_capture(placed: pd.DataFrame, capture: Trace, kind: By) -> None:
     """Give kernels of replays the places of their launches in a capture, in `placed` itself.
 
     The kernels of a replayed CUDA graph have no calls. The calls that captured the graph are in

@@ -116,7 +116,7 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
 
 
 def _operators_without_cuda(trace: Trace) -> Iterator[str]:
-    """Explain a capture that has PyTorch operators but no CUDA call; nothing for other captures."""
+    """Explain in a sentence why a capture has PyTorch operators but no CUDA call; nothing for other captures."""
     operators = trace.table("ops", ["name", "duration_ns"])
     if trace.whole.size("calls") or operators.empty:
         return
@@ -129,7 +129,7 @@ def _operators_without_cuda(trace: Trace) -> Iterator[str]:
 
 
 def _judged(trace: Trace, amounts: Account) -> dict[str, Any]:
-    """Decide on the bottleneck, and write the answer: the keys of :func:`summary` but ``t0_ns``."""
+    """Decide on the bottleneck, and write the answer: the keys of :func:`summary` except ``t0_ns``."""
     replay = WhatIf(trace)
     decision = decide(amounts, replay)
     changes = [] if replay.refused else [replay.row(change) for change in whatif.gaining(replay)]

@@ -86,9 +86,10 @@ class Account:
         decided that (``by_shape``).
     events : DataFrame
         Everything that takes a device's time, gaps included: ``device, start_ns, end_ns, duration_ns, kind, name``,
-        the ``row`` in the table of its kind, and its ``layer``, a position in :data:`LAYERS`.
+        the ``row`` in the table of its kind (-1: none), and its ``layer``, a position in :data:`LAYERS`. ``kind`` is
+        kernel, graph, copy (a memset, too) or none; for a gap, the kind of the event that decided its cause.
     by_part : DataFrame
-        Nanoseconds by part (rows) and answer (columns), over all devices.
+        Nanoseconds by part (rows) and answer (columns), over all devices. Each moment of a device counts once.
     """
 
     trace: Trace
@@ -109,12 +110,13 @@ class Account:
 
     @functools.cached_property
     def total_ns(self) -> dict[str, int]:
-        """Nanoseconds by answer."""
+        """Nanoseconds by answer, over all parts and devices."""
         return {name: int(self.by_part[name].sum()) for name in BOTTLENECKS}
 
     @property
     def idle_ns(self) -> int:
         """The time in which a device had no work, over all devices."""
+        # `index` finds the first "memory-transfer", the layer of gaps: copies, in the later one, are work.
         is_idle = self.events["layer"].isin([LAYERS.index(cause) for cause in IDLE])
         return int(self.events.loc[is_idle, "duration_ns"].sum())
 
@@ -126,6 +128,7 @@ class Account:
         name : str
             One of :data:`BOTTLENECKS`.
         """
+        # It would exceed 1 where, without steps, devices wait outside their spans (`_times_without_work`).
         return min(self.total_ns[name] / max(self.span_ns, 1), 1.0)
 
     def moments(self, name: str) -> pd.DataFrame:
@@ -152,11 +155,11 @@ class Account:
     def _hidden_copies(self, moments: pd.DataFrame) -> pd.Series[bool]:
         """Flag the copies that kernels of their device overlap for at least half of their time."""
         is_hidden = pd.Series(False, moments.index)
-        is_kernel = self.events["kind"].isin(["kernel", "graph"])
+        kernels = self.events[self.events["kind"].isin(["kernel", "graph"])]
         # Moments of memory-transfer are copies, and gaps with that cause. Copies have the layers behind _FILTERED.
         copies = moments[moments["layer"] > _FILTERED]
         for device, own_copies in copies.groupby("device"):
-            work = self.events[is_kernel & (self.events["device"] == device)]
+            work = kernels[kernels["device"] == device]
             hidden_ns = Coverage(work["start_ns"], work["end_ns"]).of(own_copies["start_ns"], own_copies["end_ns"])
             is_hidden[own_copies.index] = 2 * hidden_ns >= own_copies["duration_ns"]
         return is_hidden
@@ -206,29 +209,33 @@ def make_account(trace: Trace, gpu: str | None = None) -> Account:
     if len(windows) and not work_together:
         used_by_steps = steps.devices(trace, int(windows["process"].iloc[0]))
         devices = [device for device in devices if device in used_by_steps]
-    # The layer of an event, a position in LAYERS, is the answer that its time counts for; where events overlap, the
-    # first layer counts.
     edges, span_ns = _judged_time(windows, spans, len(devices))
     decodes = _decodes(trace)
-    kernels = _kernels(trace, gpu, decodes)
-    parts = [kernels.assign(kind="kernel", row=kernels.index), *_other_work(trace), _idle(trace)]
+    kernels = _kernels_with_layers(trace, gpu, decodes)
+    # Tables of events with their layers.
+    tables = [kernels.assign(kind="kernel", row=kernels.index), *_other_gpu_work(trace), _gaps_with_layers(trace)]
     for device in collectives.devices:
         waiting = collectives.waiting(device)
-        parts.append(waiting.assign(name="waiting in " + waiting["kind"], kind="none", row=-1, layer=_IMBALANCE))
+        tables.append(waiting.assign(name="waiting in " + waiting["kind"], kind="none", row=-1, layer=_IMBALANCE))
+    # With steps, the gaps hold these times, too.
     if work_together and not len(windows):
-        parts.append(_without_work(spans, edges))
+        tables.append(_times_without_work(spans, edges))
     columns = [*_EVENT, "kind", "name", "row", "layer"]
-    events = pd.concat([part[columns].astype({"kind": object, "name": object}) for part in parts])
+    events = pd.concat([table[columns].astype({"kind": object, "name": object}) for table in tables])
     events = events[events["device"].isin(devices)].reset_index(drop=True)
     events["duration_ns"] = events["end_ns"] - events["start_ns"]
     # A table for each device, whose rows are parts; then for each part the sum over devices.
-    by_device = [_by_part(of_device, edges) for _, of_device in events.groupby("device")]
+    by_device = [_ns_by_part(of_device, edges) for _, of_device in events.groupby("device")]
     by_part = pd.concat(by_device).groupby(level=0).sum()
     return Account(trace, gpu, windows, devices, edges, span_ns, decodes, kernels, events, by_part)
 
 
 def _judged_time(windows: pd.DataFrame, spans: pd.DataFrame, device_count: int) -> tuple[Int, int]:
-    """Choose the time that is judged: the edges of its parts, and its length in ns summed over devices."""
+    """Choose the time that is judged: the edges of its parts, and its length in ns summed over devices.
+
+    With steps that is from the first one's begin to the last one's end, the same for each device; else each device's
+    own span. The parts are the steps or, if there are few, equal parts of the time.
+    """
     begin = int(spans["span_start_ns"].min())
     end = int(spans["span_end_ns"].max())
     span_ns = int(spans["span_ns"].sum())
@@ -251,7 +258,7 @@ def _decodes(trace: Trace) -> bool:
     return bool(2 * phases.loc[is_small_decode, "share"].sum() >= 1)
 
 
-def _kernels(trace: Trace, gpu: str | None, decodes: bool) -> pd.DataFrame:
+def _kernels_with_layers(trace: Trace, gpu: str | None, decodes: bool) -> pd.DataFrame:
     """List every kernel with its ``category``, its ``layer``, and whether a shape decided that (``by_shape``)."""
     table = trace.table("kernels", [*_EVENT, "duration_ns", "name", "collective"])
     category = categorize(table["name"])
@@ -270,8 +277,8 @@ def _kernels(trace: Trace, gpu: str | None, decodes: bool) -> pd.DataFrame:
     return table.assign(category=category, layer=layer, by_shape=by_shape)
 
 
-def _other_work(trace: Trace) -> list[pd.DataFrame]:
-    """List graph replays, copies and memsets, and the kernels and graph replays that a filter left out."""
+def _other_gpu_work(trace: Trace) -> list[pd.DataFrame]:
+    """List graph replays, copies and memsets, and the kernels and graph replays that a filter left out, with layers."""
     graphs = trace.table("graphs", _EVENT)
     parts = [graphs.assign(kind="graph", name="graph replay", row=-1, layer=_UNDECIDED)]
     memops = trace.table("memops", [*_EVENT, "kind"])
@@ -281,22 +288,23 @@ def _other_work(trace: Trace) -> list[pd.DataFrame]:
     layer = np.where(names == "memset", _FILTERED + 2, _FILTERED + 1)
     parts.append(memops.assign(kind="copy", name=names.map(gaps.memop_name), row=memops.index, layer=layer))
     if trace is not trace.whole:
+        # Those that the filter left in are here again: their own layers come first, so that nothing counts twice.
         for table in ("kernels", "graphs"):
             events = trace.whole.table(table, _EVENT)
             parts.append(events.assign(kind="kernel", name="", row=-1, layer=_FILTERED))
     return parts
 
 
-def _idle(trace: Trace) -> pd.DataFrame:
-    """List the gaps, with the layers of their causes."""
+def _gaps_with_layers(trace: Trace) -> pd.DataFrame:
+    """List the gaps of the judged time, with the layers of their causes."""
     idle = gaps.in_window(trace)
     layer = idle["cause"].astype(object).map(LAYERS.index).astype(np.int64)
-    # A copy (a page of managed memory) that decided a gap's cause is not the gap itself: such a gap has no row.
+    # A copy (a page of managed memory) may decide a gap's cause. With its row, the gap would be taken for that copy.
     row = idle["row"].where(idle["kind"] != "copy", -1)
     return idle.assign(layer=layer, row=row)
 
 
-def _without_work(spans: pd.DataFrame, edges: Int) -> pd.DataFrame:
+def _times_without_work(spans: pd.DataFrame, edges: Int) -> pd.DataFrame:
     """List the times before the first and after the last operation of a device, while other devices worked."""
     before = spans.assign(start_ns=edges[0], end_ns=spans["span_start_ns"], name="no work yet")
     after = spans.assign(start_ns=spans["span_end_ns"], end_ns=edges[-1], name="no more work")
@@ -304,7 +312,7 @@ def _without_work(spans: pd.DataFrame, edges: Int) -> pd.DataFrame:
     return ends[ends["end_ns"] > ends["start_ns"]]
 
 
-def _by_part(events: pd.DataFrame, edges: Int) -> pd.DataFrame:
+def _ns_by_part(events: pd.DataFrame, edges: Int) -> pd.DataFrame:
     """Add up the time of a device by part and answer, in ns: what each layer covers beyond the layers before it."""
     amounts_ns = pd.DataFrame(0, range(len(edges) - 1), list(BOTTLENECKS))
     covered = Coverage([], [])

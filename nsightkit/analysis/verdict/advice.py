@@ -94,13 +94,14 @@ def next_steps(finding: Finding) -> Iterator[str]:
         yield from _more_parallelism(finding)
         yield from _faster_kernels(finding)
         return
-    if decision.change is None and finding.replay.refused is None and finding.name in _SEND_LESS:
-        yield _SEND_LESS[finding.name]
-        return
-    if decision.change is None or finding.replay.refused is not None:
+    # No gain was predicted for the answer: its advice comes first.
+    if decision.change is None:
+        if finding.replay.refused is None and finding.name in _SEND_LESS:
+            yield _SEND_LESS[finding.name]
+            return
         yield _advice(finding, finding.name)
     cause_of = {change: slug for slug, change in CHANGE_OF.items()}
-    for row in finding.changes:
+    for row in finding.changes:  # the largest gain first
         change = row["change"]
         saved = finding.replay.saved(change)
         if change in cause_of and saved >= LEAST_SHARE:
@@ -141,7 +142,7 @@ def _cpu_work_advice(finding: Finding) -> str:
     """Advise on the CPU work that costs most; empty if it has no name, or nothing special to be said."""
     if finding.name == "cpu-work":
         # It is the bottleneck: its names are at hand, the longest first.
-        if not len(finding.named):
+        if finding.named.empty:
             return ""
         kind, name = finding.named.loc[0, ["kind", "name"]]
         if finding.is_step(name):
@@ -149,7 +150,7 @@ def _cpu_work_advice(finding: Finding) -> str:
         if kind == "call" and _ALLOCATES.search(str(name)):
             return _ALLOCATE_ONCE
         return ""
-    # It is not: the replay names the work that it could take away, the longest first.
+    # It is not: the replay names the work that it could take away, the longest or the largest gain first.
     longest = next(iter(finding.replay.work), "")
     if _ALLOCATES.search(longest):
         return _ALLOCATE_ONCE
@@ -176,8 +177,9 @@ def _launch_advice(finding: Finding) -> str:
 
 
 def _is_pageable(finding: Finding) -> bool:
-    """Whether most exposed copies use pageable memory of the host: by its recorded kind or else by their rate."""
+    """Whether most of the time of exposed copies is pageable: by the recorded kind of host memory, else by the rate."""
     moments = finding.account.moments("memory-transfer")
+    # A gap whose cause a copy decided is of kind "copy", too, but has no row.
     rows = moments.loc[(moments["kind"] == "copy") & (moments["row"] >= 0), "row"]
     columns = ["kind", "src_kind", "dst_kind", "bytes", "duration_ns"]
     copies = finding.account.trace.table("memops", columns).loc[rows]
@@ -193,7 +195,7 @@ def _is_pageable(finding: Finding) -> bool:
 
 
 def _record_more(finding: Finding) -> str:
-    """Advise on what to record to learn what bounds the kernels."""
+    """Advise on what to record to learn what bounds the kernels; first of all, those inside graphs."""
     trace = finding.account.trace
     graphs_ns = trace.table("graphs", ["duration_ns"])["duration_ns"].sum()
     if 2 * graphs_ns >= finding.time_ns:
@@ -224,16 +226,17 @@ def _more_parallelism(finding: Finding) -> Iterator[str]:
 
 def _faster_kernels(finding: Finding) -> Iterator[str]:
     """Advise on kernels that fill the time: types, sizes, layouts, fusion, and then what bounds them."""
-    shaped = list(sol.operator_groups(finding.account.trace))
-    kernels_ns = _time_ns(finding)
-    yield from _precision(finding)
+    account = finding.account
+    shaped = list(sol.operator_groups(account.trace))  # empty if no shapes were recorded
+    kernels_ns = _kernel_time_ns(finding)
+    yield from _precision_advice(finding)
     if _has_odd_sizes(shaped):
         yield "most of the time in these matmuls has sizes that are not multiples of 8: pad them"
-    layout_ns = _time_ns(finding, pattern=_LAYOUT)
+    layout_ns = _kernel_time_ns(finding, pattern=_LAYOUT)
     if layout_ns > _LEAST_KERNEL_SHARE * kernels_ns:
         share = share_text(layout_ns / kernels_ns)
         yield f"{share} of the kernel time converts layouts: keep tensors in channels_last (PyTorch: memory_format)"
-    if _time_ns(finding, "softmax") > _LEAST_KERNEL_SHARE * kernels_ns:
+    if _kernel_time_ns(finding, "softmax") > _LEAST_KERNEL_SHARE * kernels_ns:
         fused = "use a fused attention that never writes its scores (PyTorch: scaled_dot_product_attention)"
         yield f"if these softmaxes belong to attention, {fused}"
     reached = share_of_rate(finding.operators)
@@ -242,11 +245,10 @@ def _faster_kernels(finding: Finding) -> Iterator[str]:
             f"nothing cheap is left: these operators reach {share_text(reached)} of the datasheet's rate, and the "
             "largest matmuls reach about 80%"
         )
-    elif finding.name == "memory-bound" and finding.account.decodes:
+    elif finding.name == "memory-bound" and account.decodes:
         yield "decode more sequences at once, which share each reading of the weights; or use narrower weights"
     else:
         yield CAUSES[finding.name].advice
-    account = finding.account
     if shaped and _card(finding) is None:
         yield "for a comparison with the card's peaks, name the card or its nearest in nsightkit peaks: --gpu NAME"
     elif share_by_shape(account, finding.name) < 0.5 and not account.decodes:
@@ -256,8 +258,8 @@ def _faster_kernels(finding: Finding) -> Iterator[str]:
             yield _record_more(finding)
 
 
-def _time_ns(finding: Finding, *categories: str, pattern: re.Pattern[str] | None = None) -> int:
-    """Add up the time of the kernels that are of one of the categories, if any are given, and match the pattern."""
+def _kernel_time_ns(finding: Finding, *categories: str, pattern: re.Pattern[str] | None = None) -> int:
+    """Add up the time of the kernels of some categories (none: of all) whose names match a pattern (None: any)."""
     kernels = finding.account.kernels
     if categories:
         kernels = kernels[kernels["category"].isin(categories)]
@@ -282,13 +284,13 @@ def _has_odd_sizes(shaped: list[sol.Group]) -> bool:
     return 2 * odd_ns > matmuls_ns
 
 
-def _precision(finding: Finding) -> Iterator[str]:
+def _precision_advice(finding: Finding) -> Iterator[str]:
     """Advise TF32, bf16 or fp16, as the card supports them, where matmuls of FP32 tensors take much of the time."""
-    kernels_ns = _time_ns(finding)
-    products_ns = _time_ns(finding, "GEMM", "convolution")
-    without_tensor_cores_ns = _time_ns(finding, "GEMM", "convolution", pattern=_WITHOUT_TENSOR_CORES)
-    fp32_inputs_ns = _time_ns(finding, "GEMM", "convolution", "attention", pattern=_FP32_INPUTS)
-    # TF32 speeds up the products alone: most of them have to be affected, and to matter among all kernels.
+    kernels_ns = _kernel_time_ns(finding)
+    products_ns = _kernel_time_ns(finding, "GEMM", "convolution")
+    without_tensor_cores_ns = _kernel_time_ns(finding, "GEMM", "convolution", pattern=_WITHOUT_TENSOR_CORES)
+    fp32_inputs_ns = _kernel_time_ns(finding, "GEMM", "convolution", "attention", pattern=_FP32_INPUTS)
+    # TF32 speeds up products only: it helps if most run without tensor cores and take enough of all kernels' time.
     avoids_tensor_cores = 2 * without_tensor_cores_ns > products_ns
     ways = []
     if (
@@ -323,9 +325,9 @@ def _supports(finding: Finding, precision: str) -> bool:
     if card is not None:
         return card.supports(precision)
     # An NVIDIA card that is not listed, but whose compute capability was recorded.
-    account = finding.account
-    gpus = account.trace.meta.gpus
-    if account.gpu or not gpus or not gpus[0].name or _AMD.search(gpus[0].name):
+    gpus = finding.account.trace.meta.gpus
+    # AMD's numbers look alike: a gfx942 is recorded as 9.4.
+    if not gpus or not gpus[0].name or _AMD.search(gpus[0].name):
         return False
     return _ALL_PRECISIONS.fullmatch(gpus[0].compute_capability or "") is not None
 
@@ -333,9 +335,9 @@ def _supports(finding: Finding, precision: str) -> bool:
 def _is_compiled(finding: Finding) -> bool:
     """Whether compiled regions, or the kernels of a compiler, take enough of the time to call the program compiled."""
     trace = finding.account.trace
-    shares = [_time_ns(finding, pattern=_COMPILED) / max(_time_ns(finding), 1)]
+    shares = [_kernel_time_ns(finding, pattern=_COMPILED) / max(_kernel_time_ns(finding), 1)]
     for table in ("ranges", "ops"):
         events = trace.table(table, ["name", "duration_ns"])
         compiled_ns = events.loc[matching(events["name"], _COMPILED), "duration_ns"].sum()
-        shares.append(compiled_ns / np.ptp(finding.account.edges))
+        shares.append(compiled_ns / np.ptp(finding.account.edges))  # of the length of the judged time
     return max(shares) > _COMPILED_SHARE

@@ -107,7 +107,7 @@ def find(account: Account, replay: WhatIf, decision: Decision, changes: Sequence
     """
     events = account.moments(decision.name).sort_values("duration_ns", ascending=False, kind="stable")
     longest = events[["device", "start_ns", "end_ns", "kind", "name"]].head(_MOST_MOMENTS)
-    events["name"] = _without_numbers(events)
+    events["name"] = _names_without_numbers(events)
     events["inside"] = _names_around(account, events)
     keys = ["kind", "name"]
     named = pd.DataFrame(events.groupby(keys, sort=False)["duration_ns"].agg(count="size", total_ns="sum"))
@@ -122,34 +122,35 @@ def find(account: Account, replay: WhatIf, decision: Decision, changes: Sequence
     return Finding(account, replay, decision, changes, operators, named.head(_MOST_NAMES), longest)
 
 
-def _without_numbers(events: pd.DataFrame) -> pd.Series[Any]:
-    """Name the moments, with one name for ranges and operators that differ in a number only."""
-    is_work = events["kind"].isin(["range", "op"])
-    starred = events["name"].where(~is_work, events["name"].map(plain))
+def _names_without_numbers(events: pd.DataFrame) -> pd.Series[Any]:
+    """Name the moments, with one name for ranges and operators that differ in a number only: stars replace it."""
+    is_range_or_op = events["kind"].isin(["range", "op"])
+    starred = events["name"].where(~is_range_or_op, events["name"].map(plain))
     # A name that no other shares keeps its numbers.
     is_shared = events.groupby(starred)["name"].transform("nunique") > 1
-    return events["name"].where(~(is_work & is_shared), starred)
+    return events["name"].where(~(is_range_or_op & is_shared), starred)
 
 
 def _names_around(account: Account, events: pd.DataFrame) -> np.ndarray:
     """Name the operator, or else the range, around the call that each event is or was launched by; never a whole step.
 
-    None where no call is known.
+    None where no call is known, or nothing is around it.
     """
     inside = np.full(len(events), None, dtype=object)
-    # Gaps for which a copy is to blame are of kind "copy" too, but have no row.
+    # Position in GPU_TABLES, or -1. Gaps for which a copy is to blame are of kind "copy" too, but have no row.
     table = events["kind"].map(_LAUNCHED).where(events["row"] >= 0).fillna(-1)
     launch = intervals.launches_of(account.trace, table, events["row"])
+    # Rows in the whole trace's calls, or -1.
     call = np.where(events["kind"] == "call", events["row"], launch).astype(np.int64)
-    places = np.flatnonzero(call >= 0)
+    with_call = np.flatnonzero(call >= 0)
     whole = account.trace.whole
-    calls = whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[call[places]]
+    calls = whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[call[with_call]]
     for source in ("ranges", "ops"):  # operators last: they say more, and overwrite ranges
         outer = whole.table(source, ["start_ns", "end_ns", "thread", "name"])
         if len(outer) and len(calls):
-            is_part_of_step = ~outer["name"].isin(set(account.steps["step"])).to_numpy(bool)
-            around = intervals.enclosing(calls, outer, is_part_of_step)
-            inside[places[around >= 0]] = outer["name"].astype(object).to_numpy()[around[around >= 0]]
+            is_step = outer["name"].isin(account.steps["step"]).to_numpy(bool)
+            around = intervals.enclosing(calls, outer, ~is_step)  # rows of `outer`, the innermost; -1 for none
+            inside[with_call[around >= 0]] = outer["name"].astype(object).to_numpy()[around[around >= 0]]
     return inside
 
 
@@ -200,11 +201,11 @@ def evidence(finding: Finding) -> Iterator[str]:
         whole = "the steps"
     idle_share = account.idle_ns / max(account.span_ns, 1)
     busy_share = 1 - idle_share
-    # Far more than the answer, which looks wrong beside the bars.
+    # Figures show far more busy time than the answer takes: say why that is not the answer.
     if finding.is_idle and busy_share > 3 * finding.share:
         busy = f"{share_text(busy_share)} of {whole}"
         yield f"The GPU is busy {busy}, copies included, but lost time is named first if it is 5% or more"
-    takes = CAUSES[finding.name].takes
+    takes = CAUSES[finding.name].takes  # such as "The wait for data takes"
     times = f"{time_text(finding.time_ns)} of {time_text(account.span_ns)}"
     if len(account.devices) > 1:
         times += f", summed over {len(account.devices)} GPUs"
@@ -236,6 +237,7 @@ def _longest_moments(finding: Finding) -> Iterator[str]:
             where = f" on device {device}"
         moments.append(f"{time_text(end_ns - start_ns)} at {start_ns / 1e6:,.3f} ms{where}")
     if moments:
+        # Those of memory-transfer are gaps and copies.
         noun = "gaps" if finding.is_idle and finding.name != "memory-transfer" else "intervals"
         yield f"Longest {noun}: {'; '.join(moments)}"
 
@@ -246,7 +248,7 @@ def _prediction(finding: Finding) -> str:
     if decision.change is None:
         if not finding.changes:
             return "No common change is predicted to help"
-        best = finding.changes[0]
+        best = finding.changes[0]  # the largest gain
         return f"Predicted: at most {best['speedup']:.2f}x faster ({best['change']})"
     row = finding.replay.row(decision.change)
     times = f"{time_text(row['predicted_ns'])} instead of {time_text(row['wall_ns'])}"
@@ -254,10 +256,11 @@ def _prediction(finding: Finding) -> str:
 
 
 def _largest_names(finding: Finding) -> Iterator[str]:
-    """Give a sentence for each name (of a call, range, operator, kernel) that takes much of the answer's time."""
+    """Give a sentence for each of the largest names (of a call, range, operator, kernel) behind the answer."""
     for row in finding.named.head(_MOST_NAME_SENTENCES).to_dict("records"):
         kind = row["kind"]
         name = row["name"]
+        # Gaps that no event explains have no name.
         if not name or row["total_ns"] <= _LEAST_SHARE_OF_NAME * finding.time_ns:
             continue
         # The cause of a gap may be a copy: then the copies are counted.

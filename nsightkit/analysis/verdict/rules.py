@@ -92,13 +92,14 @@ def decide(account: Account, replay: WhatIf) -> Decision:
     decision = _by_shares(account) if replay.refused is not None else _by_gains(account, replay)
     doubts = [
         *_doubts_about_replay(replay),
-        *_doubts_about_moments(account, replay, decision),
+        *_doubts_about_lost_time(account, replay, decision),
         *_doubts_about_answer(account, decision),
     ]
     weight = sum(weight for _, weight in doubts)
     if decision.ties:
         weight += 1  # a doubt, too; it is said beside the confidence instead
     level = "high"
+    # Three answers are never certain: they say that a reason, or what bounds the kernels, was not recorded.
     if doubts or decision.ties or decision.name == "queued":
         level = "medium"
     if weight > 1 or decision.name in ("unknown", "not-enough-data"):
@@ -110,14 +111,14 @@ def _by_gains(account: Account, replay: WhatIf) -> Decision:
     """With a replay: the cause whose removal gains most; else unexplained idle time, or what fills the time."""
     gains = {name: replay.saved(change) for name, change in CHANGE_OF.items() if account.total_ns[name] > 0}
     if "communication" in gains:
-        # The replay may predict more than collectives take; overlapped, they would still wait for the last device.
+        # The replay also hides the waits for the last device (imbalance), which overlapping does not end: cap the gain.
         gains["communication"] = min(gains["communication"], account.share("communication"))
     best = max(gains.values(), default=0.0)
     unexplained = _largest(account, _UNEXPLAINED)
     share = account.share(unexplained)
     # Unexplained idle time wins where no change saves as much. But if no change saves enough, and the GPUs work nearly
     # all the time, that work is the answer.
-    if share >= LEAST_SHARE and share > best and (best >= LEAST_SHARE or not _is_full(account)):
+    if share >= LEAST_SHARE and share > best and (best >= LEAST_SHARE or not _are_gpus_busy(account)):
         return Decision(unexplained)
     if best < LEAST_SHARE:
         return Decision(_largest(account, _FILLS))
@@ -130,18 +131,18 @@ def _by_gains(account: Account, replay: WhatIf) -> Decision:
 def _by_shares(account: Account) -> Decision:
     """Without a replay: the answer that most time was lost to, if it is enough; else what fills the time."""
     largest = _largest(account, LOSSES)
-    if account.share(largest) < LEAST_SHARE or (largest in _UNEXPLAINED and _is_full(account)):
+    if account.share(largest) < LEAST_SHARE or (largest in _UNEXPLAINED and _are_gpus_busy(account)):
         return Decision(_largest(account, _FILLS))
     return Decision(largest)
 
 
 def _largest(account: Account, names: tuple[str, ...] | list[str]) -> str:
-    """The one of some answers that takes most time."""
+    """Choose the answer that takes most time; of equal ones the first."""
     return max(names, key=lambda name: account.total_ns[name])
 
 
-def _is_full(account: Account) -> bool:
-    """Whether the GPUs are at work for nearly all of the time."""
+def _are_gpus_busy(account: Account) -> bool:
+    """Whether the GPUs work for nearly all of the time (:data:`_FULL_SHARE`)."""
     return sum(account.total_ns[name] for name in _FILLS) >= _FULL_SHARE * account.span_ns
 
 
@@ -156,7 +157,7 @@ def _doubts_about_replay(replay: WhatIf) -> Iterator[_Doubt]:
         yield f"the replay is {share_text(replay.error)} off the recording without any change", 1
 
 
-def _doubts_about_moments(account: Account, replay: WhatIf, decision: Decision) -> Iterator[_Doubt]:
+def _doubts_about_lost_time(account: Account, replay: WhatIf, decision: Decision) -> Iterator[_Doubt]:
     """Doubt answers that concern few moments, and those beside which much time was lost to something else.
 
     Each doubt is a sentence and its weight: weights of 2 or more in sum make the confidence low.
@@ -170,7 +171,8 @@ def _doubts_about_moments(account: Account, replay: WhatIf, decision: Decision) 
         if account.total_ns[largest] > max(account.total_ns[decision.name], LEAST_SHARE * account.span_ns):
             yield f"{CAUSES[largest].noun} takes {share_text(account.share(largest))}, though removing it gains less", 1
     elif replay.refused is None:
-        # What fills the time decided, as no single change gains enough. All causes together may have taken much.
+        # What fills the time decided, as no single change gains enough. All causes together may have taken much. The
+        # answer may be among them: the copies of memory-transfer fill time.
         lost_ns = sum(account.total_ns[name] for name in IDLE if name not in (decision.name, *_UNEXPLAINED))
         if lost_ns >= 2 * LEAST_SHARE * account.span_ns:
             weight = 1
@@ -191,7 +193,7 @@ def _doubts_about_moments(account: Account, replay: WhatIf, decision: Decision) 
 def _doubts_about_answer(account: Account, decision: Decision) -> Iterator[_Doubt]:
     """Doubt the answer for reasons that depend on which one it is."""
     name = decision.name
-    if name == "cpu-work" and _only_steps_name_it(account):
+    if name == "cpu-work" and _do_only_steps_name_work(account):
         yield "only the step's own range covers this time: the thread may have waited", 1
     if decision.change is not None and decision.gain < _NEAR_FACTOR * LEAST_SHARE:
         yield f"the change saves {share_text(decision.gain)}, close to the 5% threshold", 1
@@ -224,17 +226,18 @@ def _doubts_about_repetition(account: Account, replay: WhatIf, decision: Decisio
         is_concerned = saved_ns >= _CONCERNED_PART * saved_ns.mean()
         text = f"only {int(is_concerned.sum()):,} of {len(is_concerned):,} steps would gain from the change"
     else:
+        # Of the time of each part.
         share = account.by_part[decision.name] / account.by_part.sum(axis=1).clip(lower=1)
-        is_concerned = (share >= _CONCERNED_PART * lost_ns / max(account.span_ns, 1)).to_numpy()
+        is_concerned = (share >= _CONCERNED_PART * account.share(decision.name)).to_numpy()
         text = _losing_parts(account, is_concerned)
     if is_concerned.mean() < _MOST_PARTS:
         yield text, 2 if is_concerned.mean() < 0.5 else 1
 
 
-def _only_steps_name_it(account: Account) -> bool:
+def _do_only_steps_name_work(account: Account) -> bool:
     """Whether nothing but the range around a whole step names at least half of the CPU work."""
     work = account.moments("cpu-work")
-    of_steps = work["name"].isin(set(account.steps["step"]))
+    of_steps = work["name"].isin(account.steps["step"])
     return bool(2 * work.loc[of_steps, "duration_ns"].sum() >= work["duration_ns"].sum() > 0)
 
 
@@ -243,7 +246,7 @@ def _losing_parts(account: Account, is_losing: np.ndarray) -> str:
     count = int(is_losing.sum())
     if account.parts_are_steps:
         return f"only {count:,} of {len(is_losing):,} steps lose much time to it"
-    if is_losing[:count].all():
+    if is_losing[:count].all():  # the first parts, which are tenths of the time
         begin_ms = math.ceil(account.edges[count] / 1e6)
         return (
             f"only the first {10 * count}% of the time loses much to it, "
@@ -270,7 +273,10 @@ def bounded_operators(account: Account, name: str) -> pd.DataFrame:
 
 
 def share_of_rate(operators: pd.DataFrame) -> float | None:
-    """The share of the datasheet's rate that :func:`bounded_operators` reach, weighted by time; None without any."""
+    """The share of the datasheet's rate that :func:`bounded_operators` reach, weighted by time; None without any.
+
+    Operators that seem faster than any card can be are left out (:func:`nsightkit.analysis.roofline.sol.judge`).
+    """
     if operators.empty or operators["impossible"].all():
         return None
     possible = operators[~operators["impossible"]]
@@ -278,7 +284,7 @@ def share_of_rate(operators: pd.DataFrame) -> float | None:
 
 
 def share_by_shape(account: Account, name: str) -> float:
-    """The share of the time of an answer's kernels for which the shapes of operators, not names, decided."""
+    """The share of the time of an answer's kernels whose layer was decided by the shapes of operators, not by names."""
     kernels = account.kernels[account.kernels["layer"] == LAYERS.index(name)]
     duration_ns = kernels["duration_ns"]
     return float(duration_ns[kernels["by_shape"]].sum() / max(duration_ns.sum(), 1))

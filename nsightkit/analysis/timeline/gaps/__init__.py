@@ -1,9 +1,13 @@
 """Why the GPU was idle: every gap of a device, with exactly one cause and the evidence for it.
 
 A gap is judged from the thread that launched the operation which ends it: what was that thread doing between the moment
-the device ran dry and the moment the launch had returned? Its time is painted once (``threads``). Two causes are
-counterfactual and come first: `queued` and `synchronization`. Else the label that holds most of the wait names the
-cause. Work that changes threads is followed: up to its last CUDA call the thread that fed the device before is asked.
+the device ran dry and the moment the launch had returned? Each moment of its time has one label (``threads``). Two
+causes are counterfactual and come first: `queued` and `synchronization`. Else the label that holds most of the wait
+names the cause. Work that changes threads is followed: up to its last CUDA call the thread that fed the device before
+is asked.
+
+Rows count in the tables of ``trace.whole``, the trace without its filters; -1 means none. Functions marked `kept`
+are memoised per trace: do not change what they return.
 """
 
 from __future__ import annotations
@@ -62,7 +66,7 @@ def summary(trace: Trace, min_ns: int = 0) -> pd.DataFrame:
         ``cause, count, total_ns, share_of_span``, by falling ``total_ns``; the share is of the sum of the devices'
         spans. Without `min_ns` and without a filter on the trace the totals sum to the idle time.
     """
-    gaps = _gaps(trace, min_ns)
+    gaps = _selected_gaps(trace, min_ns)
     length = gaps["end_ns"] - gaps["start_ns"]
     table = length.groupby(gaps["cause"]).agg(["size", "sum"]).reset_index()
     table.columns = pd.Index(["cause", "count", "total_ns"])
@@ -87,12 +91,12 @@ def find(trace: Trace, min_ns: int = 0) -> pd.DataFrame:
         ``kind`` (call, range, op, os_call, copy, overhead, sample or none), ``name, start_ns, end_ns, thread``
         (``device`` for a copy) of the deciding event, and ``ended_by`` (the operation that ended the gap).
     """
-    gaps = _gaps(trace, min_ns)
+    gaps = _selected_gaps(trace, min_ns)
     named = _with_names(trace.whole, gaps)
     table = named[["device", "start_ns", "end_ns"]].copy()
     table["duration_ns"] = table["end_ns"] - table["start_ns"]
     table["cause"] = named["cause"].astype(object)
-    table["evidence"] = np.array(_evidence(trace.whole, gaps, named), dtype=object)
+    table["evidence"] = np.array(_evidence_records(trace.whole, gaps, named), dtype=object)
     return table
 
 
@@ -109,7 +113,7 @@ def causes(trace: Trace) -> pd.DataFrame:
         ``device, start_ns, end_ns, cause, kind, name, row``, by device and time; ``cause, kind, name`` are categories.
         ``row`` counts in the event's table of ``trace.whole``; -1, with an empty name, where no event decided.
     """
-    return _with_names(trace.whole, _gaps(trace))
+    return _with_names(trace.whole, _selected_gaps(trace))
 
 
 @kept
@@ -123,18 +127,19 @@ def in_window(trace: Trace) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        As :func:`nsightkit.analysis.timeline.gaps.causes` gives gaps, which are cut at the window's ends. Without steps
-        just those.
+        As :func:`nsightkit.analysis.timeline.gaps.causes` gives gaps, which are cut at the window's ends. Gaps are of
+        every device, whichever process used it, ends are of the devices that worked in the window. Without steps all
+        gaps, uncut.
     """
     windows = steps.windows(trace)
     if windows.empty:
         return causes(trace)
     begin = int(windows["begin_ns"].iloc[0])
     end = int(windows["end_ns"].iloc[-1])
-    gaps = _gaps(trace)
+    gaps = _selected_gaps(trace)
     gaps = gaps[(gaps["end_ns"] > begin) & (gaps["start_ns"] < end)]
     gaps = gaps.assign(start_ns=gaps["start_ns"].clip(lower=begin), end_ns=gaps["end_ns"].clip(upper=end))
-    ends = _at_ends(trace, begin, end, int(windows["thread"].iloc[0]))
+    ends = _idle_at_ends(trace, begin, end, int(windows["thread"].iloc[0]))
     return _with_names(trace.whole, pd.concat([gaps, ends], ignore_index=True))
 
 
@@ -144,7 +149,7 @@ def memop_name(kind: str) -> str:
     Parameters
     ----------
     kind : str
-        Of the model's ``memops``.
+        As in the table ``memops`` of a trace: ``HtoD``, ``memset``, ….
     """
     if kind == "memset":
         return kind
@@ -152,7 +157,7 @@ def memop_name(kind: str) -> str:
 
 
 def _with_names(whole: Trace, gaps: pd.DataFrame) -> pd.DataFrame:
-    """Replace numbers by words: from the columns of :func:`_decide` to those of :func:`causes`."""
+    """Replace numbers by words: from the columns of :func:`_gaps_of_whole` to those of :func:`causes`."""
     source = gaps["source"].to_numpy()
     row = gaps["source_row"].to_numpy()
     name = np.full(len(gaps), "", object)
@@ -169,9 +174,9 @@ def _with_names(whole: Trace, gaps: pd.DataFrame) -> pd.DataFrame:
     return named
 
 
-def _gaps(trace: Trace, min_ns: int = 0) -> pd.DataFrame:
-    """The gaps of a trace or of a selection, of `min_ns` or longer, in the columns of :func:`_decide`."""
-    gaps = _decide(trace.whole)
+def _selected_gaps(trace: Trace, min_ns: int = 0) -> pd.DataFrame:
+    """The gaps of a trace or of a selection, of `min_ns` or longer, in the columns of :func:`_gaps_of_whole`."""
+    gaps = _gaps_of_whole(trace.whole)
     keep = (gaps["end_ns"] - gaps["start_ns"] >= min_ns).to_numpy(copy=True)
     if trace is not trace.whole:
         # Gaps that end with a selected operation, but not with the first one of its device: that gap lies before the
@@ -185,7 +190,7 @@ def _gaps(trace: Trace, min_ns: int = 0) -> pd.DataFrame:
 
 
 @kept
-def _decide(whole: Trace) -> pd.DataFrame:
+def _gaps_of_whole(whole: Trace) -> pd.DataFrame:
     """Find all gaps and decide their causes: ``device, start_ns, end_ns, table, row, cause, source, source_row``.
 
     ``table`` and ``row`` are of the operation that ended the gap (:func:`gpu_intervals`), the others as from
@@ -219,7 +224,7 @@ def _decide(whole: Trace) -> pd.DataFrame:
     return gaps
 
 
-def _at_ends(trace: Trace, begin: int, end: int, steps_ran_on: int) -> pd.DataFrame:
+def _idle_at_ends(trace: Trace, begin: int, end: int, steps_ran_on: int) -> pd.DataFrame:
     """Give causes to the idle time at the ends of a window, by the rules for gaps.
 
     It lies before a device's first operation and after its last one; the rest are gaps. What lies after the last one
@@ -236,14 +241,17 @@ def _at_ends(trace: Trace, begin: int, end: int, steps_ran_on: int) -> pd.DataFr
     ends = pd.concat([before_first, after_last])
     ends = ends[ends["start_ns"] < ends["end_ns"]].sort_values("device", kind="stable", ignore_index=True)
     threads = Threads(trace)
-    launched_by = None
+    launched_by = None  # a thread without CUDA calls launched nothing
     if len(threads.calls(steps_ran_on)):
         launched_by = steps_ran_on
     return ends.join(_decide_causes(threads, ends, launched_by))
 
 
-def _evidence(whole: Trace, gaps: pd.DataFrame, named: pd.DataFrame) -> list[dict[Hashable, Any]]:
-    """Describe the deciding event of each gap and the operation that ended the gap, as :func:`find` has them."""
+def _evidence_records(whole: Trace, gaps: pd.DataFrame, named: pd.DataFrame) -> list[dict[Hashable, Any]]:
+    """Describe the deciding event of each gap and the operation that ended the gap, as :func:`find` has them.
+
+    `gaps` has the columns of :func:`_gaps_of_whole`, `named` those of :func:`causes` for the same gaps.
+    """
     evidence = named[["kind", "name"]].to_dict("records")
     for kind, table in TABLE_OF.items():
         place = "thread"
@@ -268,7 +276,9 @@ def names_of(whole: Trace, table: str, rows: Int) -> pd.Categorical[str]:
     ----------
     whole : Trace
     table : str
+        Of the trace's tables.
     rows : ndarray of int
+        Of the events in `table`.
 
     Returns
     -------
@@ -355,21 +365,21 @@ def _decide_causes(threads: Threads, gaps: pd.DataFrame, launched_by: int | None
         ``cause`` as an index into `CAUSES`, and its evidence: ``source``, an index into `EVIDENCE_KINDS`, and
         ``source_row``.
     """
-    launches = _launches(threads, gaps, launched_by)
+    launches = _launches_of_gaps(threads, gaps, launched_by)
     cause = np.full(len(gaps), -1, np.int8)
     source = np.zeros(len(gaps), np.int8)
     source_row = np.full(len(gaps), -1, np.int32)
-    columns = ["dry", "end", "launch", "launch_begun", "launch_returned"]
+    fields = ["dry", "end", "launch", "launch_begun", "launch_returned"]  # of a `_Group`, in order
     rows_of_group: dict[Any, Any] = launches.groupby(["launching_thread", "previous_thread"]).indices
     for (launching_thread, previous_thread), rows in rows_of_group.items():
         in_group = launches.iloc[rows]
-        group = _Group(launching_thread, previous_thread, *(in_group[column].to_numpy() for column in columns))
+        group = _Group(launching_thread, previous_thread, *(in_group[field].to_numpy() for field in fields))
         cause[rows], source[rows], source_row[rows] = _causes_of_group(threads, group)
-        threads.forget()
+        threads.forget()  # bounds the memory of what it memoised for each thread
     return pd.DataFrame({"cause": cause, "source": source, "source_row": source_row})
 
 
-def _launches(threads: Threads, gaps: pd.DataFrame, launched_by: int | None) -> pd.DataFrame:
+def _launches_of_gaps(threads: Threads, gaps: pd.DataFrame, launched_by: int | None) -> pd.DataFrame:
     """Find who launched the end of each gap and when, and who fed the device before: the columns of a `_Group`.
 
     `launched_by` is the thread that is assumed to have launched where no launch was recorded, None for an unknown one.
@@ -429,7 +439,10 @@ def _causes_of_group(threads: Threads, group: _Group) -> tuple[Int, Int, Int]:
 
 
 def _largest_label(threads: Threads, group: _Group, asked: list[_Asked]) -> Int:
-    """Find the label that holds most of each gap, in the time that each thread is asked about."""
+    """Find the label that holds most of each gap, in the time that each thread is asked about.
+
+    Of labels that hold as much, the first in `LABELS` counts.
+    """
     label_ns = np.zeros((len(LABELS), len(group.dry)), np.int64)
     for thread, start, end in asked:
         label_ns += threads.paint(thread).shares(start, end)
@@ -486,6 +499,7 @@ def _evidence_of_group(threads: Threads, group: _Group, label: Int, asked: list[
     kind[is_dispatch] = _CALL
     row[is_dispatch] = group.launch[is_dispatch]
     other_gaps = np.flatnonzero(~is_dispatch)
+    # Pieces of a gap's time that have its label: window (position in `other_gaps`), kind, row, overlap_ns.
     pieces = []
     for thread, start, end in asked:
         paint = threads.paint(thread)
@@ -516,7 +530,8 @@ def _blocking_calls(threads: Threads, group: _Group, handed_over: Int) -> Int:
     """Find the blocking call that a thread was in as the device ran dry; -1 without one, or if it is not the cause.
 
     It is the cause if the thread, without its waits since its last launch, would have launched early enough to close at
-    least half of the gap. A short wait ahead of longer CPU work is not.
+    least half of the gap. A short wait ahead of longer CPU work is not. Of two threads' calls, the launching thread's
+    counts.
     """
     rows = np.full(len(handed_over), -1, np.int64)
     gap_ns = group.end - group.dry
