@@ -113,10 +113,10 @@ class Schedule(Stages):
         start = start[order]
         if len(start) < 2:
             return start[:0], start[:0]
-        other_work = self.facts.dispatch_free(thread)
-        # From each launch to the next: the time of anything but dispatch, and the time of dispatch.
-        other_ns = np.diff(intervals.Coverage(*other_work).before(start))
-        dispatch_ns = np.diff(start) - other_ns
+        dispatch_free = self.facts.dispatch_free(thread)
+        # From each launch to the next: the time of dispatch, and of the thread's other work.
+        dispatch_ns = np.diff(start) - np.diff(intervals.Coverage(*dispatch_free).before(start))
+        other_ns = np.diff(intervals.Coverage(*self.facts.other_work(thread)).before(start))
         is_long = (dispatch_ns > launch_ns) & ((other_ns <= launch_ns) | np.isin(launch_row[1:], late))
         # Much dispatch between two launches, beside what is usual, is doubtful: operators that dispatch must fill half.
         far_apart = np.flatnonzero(is_long & (dispatch_ns > SLOW_CALL * np.median(dispatch_ns)))
@@ -125,4 +125,4 @@ class Schedule(Stages):
         )
         # From `launch_ns` after a launch to the next launch.
         beyond = start[:-1][is_long] + launch_ns, start[1:][is_long]
-        return intervals.common(beyond, other_work, outside=True)
+        return intervals.common(beyond, dispatch_free, outside=True)

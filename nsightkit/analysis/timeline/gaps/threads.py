@@ -672,7 +672,11 @@ class Threads:
         return self.paint(thread).intervals_labelled(labels, kinds)
 
     def dispatch_free(self, thread: int) -> Intervals:
-        """When the thread did not dispatch. The profiler's time is left out: the replay counts it as dispatch."""
+        """When the thread did not dispatch: it did other work or waited, or the profiler worked."""
+        return self.when(thread, LABELS)
+
+    def other_work(self, thread: int) -> Intervals:
+        """When the thread did other work than dispatch, or waited. What the profiler does is no work of the thread."""
         return self.when(thread, [label for label in LABELS if label != "profiler"])
 
 
