@@ -122,8 +122,9 @@ def attention_cost(
     scores = context * keys
     if causal:
         # The queries are the last positions: each sees all keys before these, and on average half of the keys at these
-        # positions. A single query sees every key.
-        scores = context * (keys - context) + max(context * context // 2, 1)
+        # positions. A single query sees every key. Queries before the first key see none.
+        seeing = min(context, keys)
+        scores = seeing * (keys - seeing) + max(seeing * seeing // 2, 1)
     flops = 4 * batch * heads * d_head * scores
     # Queries, the result, keys and values.
     rows = 2 * heads * context + 2 * kv_heads * keys
@@ -270,9 +271,8 @@ def _fused_attention_cost(arguments: _Arguments, q: int, causal: int) -> Operati
     batch, heads, context, width = arguments.shape(q)
     _, kv_heads, keys, _ = arguments.shape(q + 1)
     precision = arguments.precision(q)
-    # A flag that was not recorded counts as causal, the least work that it can mean. With fewer keys than queries, for
-    # which `attention_cost` knows no mask, the full product counts.
-    is_causal = keys >= context and not arguments.is_flag(causal, "False", "0", "false")
+    # A flag that was not recorded counts as causal, the least work that it can mean.
+    is_causal = not arguments.is_flag(causal, "False", "0", "false")
     return attention_cost(batch, heads, context, width, precision, causal=is_causal, keys=keys, kv_heads=kv_heads)
 
 
