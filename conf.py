@@ -98,7 +98,7 @@ sphinx_gallery_conf = {
     "within_subsection_order": "FileNameSortKey",
     "image_scrapers": ("site_figures.scrape", "gallery_hooks.scrape"),
     "reset_modules": ("gallery_hooks.reset",),
-    "reset_modules_order": "both",
+    "reset_modules_order": "before",
     "capture_repr": ("_repr_html_",),
     "abort_on_example_error": True,
     "notebook_extensions": set(),  # myst-nb would claim the notebooks

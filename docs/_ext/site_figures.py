@@ -45,7 +45,6 @@ def _inked(figure: Figure, ink: str) -> Iterator[None]:
             changed.append((artist, what, old))
             getattr(artist, f"set_{what}")(ink)
 
-    figure.draw_without_rendering()  # ticks exist from here on
     for text in figure.findobj(Text):
         repaint(text, "color")
     for axes in figure.axes:
@@ -67,6 +66,7 @@ def _inked(figure: Figure, ink: str) -> Iterator[None]:
 def save_both(figure: Figure, stem: Path) -> dict[str, Path]:
     """Save ``stem.png`` (light) and ``stem_dark.png`` with transparent backgrounds."""
     paths = {"light": stem.with_name(f"{stem.name}.png"), "dark": stem.with_name(f"{stem.name}_dark.png")}
+    figure.draw_without_rendering()  # ticks exist from here on
     for mode, path in paths.items():
         with _inked(figure, _INK[mode]):
             figure.savefig(path, dpi=_DPI, transparent=True, pil_kwargs={"optimize": True})

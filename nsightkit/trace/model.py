@@ -443,21 +443,21 @@ def complete(table: str, frame: pd.DataFrame | None = None, columns: Iterable[st
 # ---------------------------------------------------------------- for readers and analyses
 
 
-def kept(answer: Callable[_Options, _Answer]) -> Callable[_Options, _Answer]:
+def memoised(function: Callable[_Options, _Answer]) -> Callable[_Options, _Answer]:
     """Memoise a function's results, in the object that is its first argument; treat the results as read-only.
 
     Parameters
     ----------
-    answer : callable
+    function : callable
         Its first argument, such as a trace, has a dict ``memo``; the others can be hashed.
     """
 
-    @functools.wraps(answer)
+    @functools.wraps(function)
     def remembered(*options: _Options.args, **named: _Options.kwargs) -> _Answer:
         owner: Any = options[0]  # its `memo` holds the results, so they are freed with it
-        key = (answer.__module__, answer.__qualname__, options[1:], tuple(named.items()))
+        key = (function.__module__, function.__qualname__, options[1:], tuple(named.items()))
         if key not in owner.memo:
-            owner.memo[key] = answer(*options, **named)
+            owner.memo[key] = function(*options, **named)
         result: _Answer = owner.memo[key]
         return result
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from nsightkit.trace.model import EVENT_TABLES, GPU_TABLES, Trace, kept, nesting, process_of
+from nsightkit.trace.model import EVENT_TABLES, GPU_TABLES, Trace, memoised, nesting, process_of
 
 Int = NDArray[np.int64]
 
@@ -347,7 +347,7 @@ def launch_of(trace: Trace, process: ArrayLike, correlation: ArrayLike) -> Int:
     return np.where(is_known, rows[place], -1)
 
 
-@kept
+@memoised
 def _outermost_calls(whole: Trace) -> tuple[Int, NDArray[np.int32]]:
     """Find the distinct keys (:func:`_call_key`) of all calls, sorted, and the row of the outermost call with each.
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.trace.model import kept
+from nsightkit.trace.model import memoised
 from nsightkit.trace.snapshot import Snapshot
 
 # c10/cuda/CUDACachingAllocator.cpp: kMinBlockSize, kSmallSize.
@@ -25,7 +25,7 @@ _BEYOND_ALL = 1 << 62
 _Ints = npt.NDArray[np.int64]
 
 
-@kept
+@memoised
 def events_of(snapshot: Snapshot, device: int) -> pd.DataFrame:
     """Give the events of a device, numbered from 0."""
     return snapshot.events[snapshot.events["device"] == device].reset_index(drop=True)
@@ -93,7 +93,7 @@ def _lifetimes(events: pd.DataFrame, at_end: pd.DataFrame, column_of_action: dic
     return table.sort_values(["first", "address"], kind="stable", ignore_index=True)
 
 
-@kept
+@memoised
 def _segment_lifetimes(snapshot: Snapshot, device: int) -> pd.DataFrame:
     """List the lifetimes of ordinary segments, with the address of their ``end``; expandable ones are left out.
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.memory.blocks import events_of
-from nsightkit.trace.model import kept
+from nsightkit.trace.model import memoised
 from nsightkit.trace.snapshot import Snapshot
 
 #: Signs of what a stack is for: each with an expression that finds it in "FILE\nFUNCTION" of any frame.
@@ -166,7 +166,7 @@ def _frame_text(name: str, filename: str, line: int) -> str:
     return f"{_FOLDERS.sub('', filename)}:{line} {name}"[:160]
 
 
-@kept
+@memoised
 def _site_frames(snapshot: Snapshot) -> _Ints:
     """Give the row of each stack's most telling frame: of the user's own Python, else any Python, else an operator."""
     filenames = snapshot.frames["filename"]

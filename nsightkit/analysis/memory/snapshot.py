@@ -19,7 +19,7 @@ from nsightkit.analysis.memory.blocks import events_of, free_space, held_blocks,
 from nsightkit.analysis.memory.categories import categorize, sites_of
 from nsightkit.errors import UsageError
 from nsightkit.text import Json
-from nsightkit.trace.model import kept
+from nsightkit.trace.model import memoised
 from nsightkit.trace.snapshot import Snapshot
 
 #: What adds to the reserved bytes, and what takes from them.
@@ -30,7 +30,7 @@ Moment = int | Literal["start", "peak", "oom", "end"]
 # ---------------------------------------------------------------- over time
 
 
-@kept
+@memoised
 def allocations(snapshot: Snapshot, device: int) -> pd.DataFrame:
     """List every allocation the snapshot knows of, with its lifetime, size and category.
 
@@ -50,7 +50,7 @@ def allocations(snapshot: Snapshot, device: int) -> pd.DataFrame:
     return table.assign(category=categorize(snapshot, device, table))
 
 
-@kept
+@memoised
 def timeline(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
     """Give the four amounts after every event.
 

@@ -15,7 +15,7 @@ from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.categories import CPU_COLLECTIVE, categorize
 from nsightkit.analysis.timeline.ranges import COLLECTIVE_RANGE
 from nsightkit.text import Json, matching, read_toml
-from nsightkit.trace.model import Trace, kept
+from nsightkit.trace.model import Trace, memoised
 
 #: Kinds of collectives by parts of their names, and bytes of an element by its type.
 _NAMES = read_toml(__file__, "collectives")
@@ -58,7 +58,7 @@ def kind_of(name: str) -> str:
     return "other"
 
 
-@kept
+@memoised
 def collectives(trace: Trace) -> pd.DataFrame:
     """List the collectives of a rank.
 
@@ -124,7 +124,7 @@ def totals(trace: Trace) -> dict[str, int | None]:
     }
 
 
-@kept
+@memoised
 def compute_intervals(trace: Trace) -> dict[int, intervals.Coverage]:
     """Find when a rank computes.
 

@@ -20,7 +20,7 @@ from nsightkit.analysis.replay.schedule import Schedule, read
 from nsightkit.analysis.timeline import gaps
 from nsightkit.errors import UsageError
 from nsightkit.text import Expression, Json, compiled, matching
-from nsightkit.trace.model import GPU_TABLES, Trace, kept
+from nsightkit.trace.model import GPU_TABLES, Trace, memoised
 
 #: Every named change, with its effect.
 CHANGES = {
@@ -128,7 +128,7 @@ class WhatIf:
         assert self.schedule is not None
         return self.schedule
 
-    @kept
+    @memoised
     def played(self, *changes: str) -> Played:
         """Replay the run with some changes, all of them together.
 
@@ -237,14 +237,14 @@ class WhatIf:
                 )
 
     @property
-    @kept
+    @memoised
     def _cpu_work_gaps(self) -> pd.DataFrame:
         """The idle time with named CPU work as its cause, in the columns of :func:`gaps.causes`."""
         idle = gaps.in_window(self.trace)
         return idle[(idle["cause"] == "cpu-work").to_numpy() & (idle["name"] != "").to_numpy()]
 
     @property
-    @kept
+    @memoised
     def work(self) -> dict[str, int]:
         """The CPU work that gaps have as their cause, by :func:`plain` name: idle time in ns, the largest first."""
         idle = self._cpu_work_gaps

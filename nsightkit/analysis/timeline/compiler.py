@@ -1,6 +1,6 @@
 """What compilers did while the program ran: which frames of torch.compile they compiled, and which regions ran.
 
-Functions marked `kept` are memoised per trace: do not change what they return.
+What `memoised` functions return must not be changed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import pandas as pd
 
 from nsightkit.text import matching
-from nsightkit.trace.model import Trace, kept
+from nsightkit.trace.model import Trace, memoised
 
 #: Names under which compilers record themselves.
 COMPILES = re.compile(
@@ -24,7 +24,7 @@ _REGION = re.compile("^Torch-Compiled Region")
 _FRAME = re.compile(r"\bcompile_id=\D?(\d+)/(\d+)")
 
 
-@kept
+@memoised
 def compiles(trace: Trace) -> pd.DataFrame:
     """Find when compilers ran, outermost events only.
 
@@ -57,7 +57,7 @@ def compiles(trace: Trace) -> pd.DataFrame:
     return events
 
 
-@kept
+@memoised
 def regions(trace: Trace) -> pd.DataFrame:
     """Find when compiled code ran.
 

@@ -1,7 +1,6 @@
 """What each annotated range cost: CPU time, inclusive and exclusive, and the GPU work launched inside it.
 
-``trace.whole`` is the trace without its filters. Functions marked `kept` are memoised per trace: do not change what
-they return.
+``trace.whole`` is the trace without its filters. What `memoised` functions return must not be changed.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import pandas as pd
 from nsightkit.analysis.core import intervals
 from nsightkit.errors import UsageError
 from nsightkit.text import LOADER_RANGE, OPERATOR_RANGE, compiled, matching
-from nsightkit.trace.model import GPU_TABLES, LAUNCHES, Trace, kept, process_of
+from nsightkit.trace.model import GPU_TABLES, LAUNCHES, Trace, memoised, process_of
 
 Int = npt.NDArray[np.int64]
 Rule = Literal["window", "thread"]
@@ -218,7 +217,7 @@ def innermost_ranges_around(trace: Trace, ranges: pd.DataFrame, calls: pd.DataFr
     return position
 
 
-@kept
+@memoised
 def _is_own_range(whole: Trace) -> npt.NDArray[np.bool_]:
     """Flag the ranges that the program opened: no library's, on threads with own ranges.
 
@@ -283,7 +282,7 @@ def _launched_operations(trace: Trace, rule: Rule) -> pd.DataFrame:
     return table.sort_values("launch_begun", kind="stable", ignore_index=True)
 
 
-@kept
+@memoised
 def _gpu_totals(trace: Trace, rule: Rule) -> pd.DataFrame:
     """Sum the GPU work launched in each range of the whole trace: the columns `_GPU_COLUMNS`, by row of the range."""
     ops = _launched_operations(trace, rule)

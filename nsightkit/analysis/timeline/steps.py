@@ -1,7 +1,7 @@
 """The steps of a run: how long each took, how much of it the GPU was busy, what it served, and which stand out.
 
-``trace.whole`` is the trace without its filters. Functions marked `kept` are memoised per trace: do not change what
-they return. The step or row -1 means none.
+``trace.whole`` is the trace without its filters. What `memoised` functions return must not be changed. The step or row
+-1 means none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pandas as pd
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.timeline import compiler
 from nsightkit.text import compiled, count_text, matching, time_text
-from nsightkit.trace.model import GPU_TABLES, Trace, kept
+from nsightkit.trace.model import GPU_TABLES, Trace, memoised
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _NAMED_STEP = re.compile(r"(^|[^a-z])step([^a-z]|$)", re.IGNORECASE)
@@ -158,7 +158,7 @@ def is_settled(steps: pd.Series) -> npt.NDArray[np.bool_]:
     return steps_before >= _STEPS_TO_SETTLE
 
 
-@kept
+@memoised
 def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
     """Find the steps of a run, on the CPU and up to the end of their work on the GPU.
 

@@ -5,8 +5,8 @@ autograd's thread, where nothing of the program is open: it belongs to the opera
 runs, which autograd's sequence numbers name. Kernels of a CUDA graph belong to what launched them while the graph was
 captured; the trace of a replay does not hold that, another trace of the same program may.
 
-``trace.whole`` is the trace without its filters. A position or row of -1 means none. Functions marked `kept` are
-memoised per trace: do not change what they return.
+``trace.whole`` is the trace without its filters. A position or row of -1 means none.
+What `memoised` functions return must not be changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nsightkit.analysis.timeline.gaps.threads import BEGIN_CAPTURE, END_CAPTURE
 from nsightkit.analysis.timeline.ranges import innermost_ranges_around
 from nsightkit.errors import UsageError
 from nsightkit.text import OPERATOR_RANGE, matching
-from nsightkit.trace.model import Trace, kept, nesting
+from nsightkit.trace.model import Trace, memoised, nesting
 
 Int = npt.NDArray[np.int64]
 Object = npt.NDArray[np.object_]
@@ -259,7 +259,7 @@ def _starts_at(places: pd.DataFrame, at: Int) -> Int:
 # --- places --------------------------------------------------------------------------------------------------------
 
 
-@kept
+@memoised
 def _places_of_kind(whole: Trace, kind: By) -> pd.DataFrame:
     """All places of a kind: ``start_ns, end_ns, thread, name``."""
     if kind == "op":
@@ -275,7 +275,7 @@ def _places_of_kind(whole: Trace, kind: By) -> pd.DataFrame:
     return _with_paths(modules.reset_index(drop=True))
 
 
-@kept
+@memoised
 def _operators(whole: Trace) -> pd.DataFrame:
     """Operators, or the ranges that ``emit_nvtx`` makes of them where the trace has none.
 
@@ -294,21 +294,21 @@ def _operators(whole: Trace) -> pd.DataFrame:
     return ops
 
 
-@kept
+@memoised
 def _backward_nodes(whole: Trace) -> pd.DataFrame:
     """Operators that run nodes of the backward pass."""
     ops = _operators(whole)
     return ops[ops["node"]]
 
 
-@kept
+@memoised
 def _node_makers(whole: Trace) -> pd.DataFrame:
     """Operators of the forward pass that may have made a node."""
     ops = _operators(whole)
     return ops[~ops["node"] & (ops["sequence"] >= 0)]
 
 
-@kept
+@memoised
 def _maker_of_node(whole: Trace) -> Int:
     """Find the operator that made each node of the backward pass: its position in :func:`_node_makers`, -1 for unknown.
 
@@ -351,7 +351,7 @@ def _with_paths(modules: pd.DataFrame) -> pd.DataFrame:
 # --- replays of CUDA graphs ----------------------------------------------------------------------------------------
 
 
-@kept
+@memoised
 def _captured_launches(whole: Trace) -> pd.DataFrame:
     """Launches while a graph was captured: ``row`` in the calls, ``graph`` (which capture), ``name``; in order.
 

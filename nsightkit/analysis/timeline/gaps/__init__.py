@@ -6,8 +6,8 @@ causes are counterfactual and come first: `queued` and `synchronization`. Else t
 names the cause. Work that changes threads is followed: up to its last CUDA call the thread that fed the device before
 is asked.
 
-Rows count in the tables of ``trace.whole``, the trace without its filters; -1 means none. Functions marked `kept`
-are memoised per trace: do not change what they return.
+Rows count in the tables of ``trace.whole``, the trace without its filters; -1 means none. What `memoised`
+functions return must not be changed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nsightkit.analysis.timeline.gaps.threads import (
     Threads,
 )
 from nsightkit.analysis.timeline.steps import QUEUED_NS
-from nsightkit.trace.model import GPU_TABLES, Trace, kept, process_of
+from nsightkit.trace.model import GPU_TABLES, Trace, memoised, process_of
 
 #: What the rules look at; one pass a table.
 _GPU_COLUMNS = ["start_ns", "end_ns", "device", "process", "correlation"]
@@ -116,7 +116,7 @@ def causes(trace: Trace) -> pd.DataFrame:
     return _with_names(trace.whole, _selected_gaps(trace))
 
 
-@kept
+@memoised
 def in_window(trace: Trace) -> pd.DataFrame:
     """Give the idle time of the window that the steps cover, with its causes: gaps, and what lies at the window's ends.
 
@@ -189,7 +189,7 @@ def _selected_gaps(trace: Trace, min_ns: int = 0) -> pd.DataFrame:
     return gaps[keep].reset_index(drop=True)
 
 
-@kept
+@memoised
 def _gaps_of_whole(whole: Trace) -> pd.DataFrame:
     """Find all gaps and decide their causes: ``device, start_ns, end_ns, table, row, cause, source, source_row``.
 

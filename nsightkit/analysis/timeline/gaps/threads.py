@@ -15,7 +15,7 @@ import pandas as pd
 from nsightkit.analysis.core.intervals import Coverage, captured_window, expand_runs, gpu_intervals, launch_of, merge
 from nsightkit.analysis.timeline import compiler, steps
 from nsightkit.text import LOADER_RANGE, OPERATOR_RANGE, Expression, matching
-from nsightkit.trace.model import LAUNCHES, Trace, kept, nesting, process_of
+from nsightkit.trace.model import LAUNCHES, Trace, memoised, nesting, process_of
 
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
@@ -325,7 +325,7 @@ class Threads:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace.whole
-        #: Answers of the methods marked `kept`.
+        #: Answers of the methods marked `memoised`.
         self.memo: dict[Any, Any] = {}
         called = self.trace.table("calls", ["thread"])["thread"].to_numpy()
         #: Whether more than one thread calls CUDA.
@@ -338,7 +338,7 @@ class Threads:
 
     # --- the tables, thread by thread ---
 
-    @kept
+    @memoised
     def _events_by_thread(self, table: str) -> tuple[Int, Int, Track]:
         """Sort a table's events by thread, then start.
 
@@ -359,7 +359,7 @@ class Threads:
         low, high = offsets[np.searchsorted(threads, (first, last))]
         return events.at(slice(int(low), int(high)))
 
-    @kept
+    @memoised
     def events(self, table: str, thread: int) -> Track:
         """The events of a thread in a table, by start."""
         return self._events_of_threads(table, thread, thread + 1)
@@ -368,12 +368,12 @@ class Threads:
         """The thread's CUDA calls."""
         return self.events("calls", thread)
 
-    @kept
+    @memoised
     def _is_named(self, table: str, expression: Expression) -> Bool:
         """Per row of a table: whether its name matches."""
         return matching(self.trace.table(table, ["name"])["name"], expression)
 
-    @kept
+    @memoised
     def named(self, table: str, thread: int, expression: Expression) -> Track:
         """The events of a thread whose name matches."""
         events = self.events(table, thread)
@@ -388,26 +388,26 @@ class Threads:
 
     # --- CUDA calls ---
 
-    @kept
+    @memoised
     def _is_blocking(self) -> Bool:
         """Per call: whether it returns only when the GPU has caught up."""
         # A copy into pageable memory blocks even if its name ends in Async.
         return self._is_named("calls", BLOCKING) | (self._moves_pageable("dst_kind") & self._is_named("calls", COPY))
 
-    @kept
+    @memoised
     def blocking(self, thread: int) -> Track:
         """The thread's calls that return only when the GPU has caught up."""
         calls = self.calls(thread)
         return calls.subset(self._is_blocking()[calls.row])
 
-    @kept
+    @memoised
     def launch_starts(self, thread: int) -> Int:
         """Starts of the thread's calls that give a device new work and do not block."""
         calls = self.calls(thread)
         is_launch = self._is_named("calls", LAUNCHES) & ~self._is_blocking()
         return calls.start[is_launch[calls.row]]
 
-    @kept
+    @memoised
     def _moves_pageable(self, column: str) -> Bool:
         """Per call: whether it launched a copy whose ``src_kind`` or ``dst_kind`` is pageable memory of the host.
 
@@ -450,7 +450,7 @@ class Threads:
         yield Layer("silence", "os_call", waits.subset(is_for_thread))
         yield Layer("data", "os_call", waits.subset(~is_for_thread))
 
-    @kept
+    @memoised
     def _calls_of_process(self, process: int) -> Coverage:
         """When any thread of a process was in a CUDA call."""
         # The threads of a process are numbered from its own number, shifted by 24 bits, up to the next process's.
@@ -481,7 +481,7 @@ class Threads:
         is_dispatch = self._is_named("ranges", OPERATOR_RANGE)[ranges.row] & (ranges.length < _LEAST_WORK_NS)
         yield Layer("work", "range", self._without_launch(ranges.subset(~is_dispatch), thread))
 
-    @kept
+    @memoised
     def dispatch(self, thread: int) -> Track:
         """Operators that make CUDA calls themselves, not through an operator inside.
 
@@ -529,7 +529,7 @@ class Threads:
             is_in_silence = silences.covered(track.start, track.end) > 0
             yield Layer(label, kind, track.subset(is_in_silence), is_quiet=True)
 
-    @kept
+    @memoised
     def _loader_ranges(self, process: int) -> Track:
         """Ranges of data-loading libraries, on any thread of a process."""
         ranges = self.trace.table("ranges", ["name", "domain", "thread", "start_ns", "end_ns"])
@@ -539,7 +539,7 @@ class Threads:
 
     # --- the profiler, what happens once, and pages ---
 
-    @kept
+    @memoised
     def _profiler_overhead(self, process: int) -> Track:
         """The profiler's work on any thread of a process, and that of which no thread is recorded (-1)."""
         # A thread's number is its process, then 24 bits.
@@ -547,7 +547,7 @@ class Threads:
         overhead = together(of_process, self.events("overhead", -1))
         return overhead.subset(~self._is_named("overhead", DRIVER)[overhead.row])
 
-    @kept
+    @memoised
     def _settled_from_ns(self) -> int:
         """When the first settled step starts: from then on a compiler recompiles. Without one, the largest int64."""
         table = steps.find(self.trace)
@@ -595,7 +595,7 @@ class Threads:
         idle_ns = setup.length - self._busy().of(setup.start, setup.end)
         return setup.subset(idle_ns >= _SETUP_NS)
 
-    @kept
+    @memoised
     def _may_set_up(self) -> Bool:
         """Per call: whether it is long, and either the first of its name in its process or far longer than the usual.
 
@@ -618,13 +618,13 @@ class Threads:
         is_first = calls.index.isin(_first_of_each_name(calls))
         return is_long & (is_first | (length_ns >= _OUTLYING_FACTOR * usual_ns))
 
-    @kept
+    @memoised
     def _busy(self) -> Coverage:
         """When a device of any process had work."""
         ops = gpu_intervals(self.trace)
         return Coverage(ops["start_ns"], ops["end_ns"])
 
-    @kept
+    @memoised
     def _page_faults(self, process: int) -> Track:
         """Runs of page faults: pages of managed memory that moved one after another."""
         memops = self.trace.table("memops", ["start_ns", "end_ns", "process", "kind"])
@@ -635,7 +635,7 @@ class Threads:
 
     # --- the paint ---
 
-    @kept
+    @memoised
     def paint(self, thread: int) -> Paint:
         """Label each moment of a thread's time; of layers that overlap, the later one shows.
 
