@@ -91,7 +91,7 @@ def count_text(count: int, noun: str) -> str:
     ----------
     count : int
     noun : str
-        Of one.
+        In the singular.
     """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 

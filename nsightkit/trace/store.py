@@ -222,6 +222,7 @@ class _StoreSource:
         if file not in self._columns:
             return complete(table, None, columns)
         with reading(file, "is not a readable Parquet table", "convert the original trace again"):
+            # A store that an older version wrote may lack a column.
             present = {column: is_text for column, is_text in self._columns[file].items() if column in columns}
             # Where none of the columns is there, the starts at least tell how many rows to complete.
             frame = _to_pandas(read_table(file, present or {"start_ns": False}))

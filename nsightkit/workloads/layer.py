@@ -328,7 +328,10 @@ class LayerRun(Workload):
         self.program = self._build_program()
 
     def _random(self, *shape: int) -> Tensor:
-        """Draw a tensor from a normal distribution, in the layers' type."""
+        """Draw a tensor from a normal distribution, in the layers' type.
+
+        It is drawn in fp32, so that all types get the same numbers, rounded.
+        """
         return torch.randn(shape, device=self.device).to(self.dtype)
 
     def _draw_weights(self) -> Weights:

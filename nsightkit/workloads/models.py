@@ -130,7 +130,7 @@ def marked(name: str, is_wanted: bool) -> contextlib.AbstractContextManager[None
 
 
 def future_mask(context: int, device: torch.device | None = None) -> Tensor:
-    """Make a mask (T, T) that is true where the key comes after the query."""
+    """Make a mask (T queries, T keys) that is true where the key comes after the query."""
     return torch.ones(context, context, dtype=torch.bool, device=device).triu_(1)
 
 

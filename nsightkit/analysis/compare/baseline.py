@@ -68,7 +68,7 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metrics: Annotated[dict[str, Kept], msgspec.Meta(min_length=1)]
 
     @property
-    def runs(self) -> int:
+    def run_count(self) -> int:
         """How many runs it holds: a metric that was added later has fewer than the others."""
         return max(len(kept.runs) for kept in self.metrics.values())
 

@@ -115,14 +115,14 @@ def compare(baseline: Baseline, runs: Sequence[Run], tolerance: float = TOLERANC
     for key, status in _STATUS_OF_LIST.items():
         lists[key] = [row for row in rows if row["status"] == status]
     notes = []
-    if baseline.of != "ncu" and max(baseline.runs, len(runs)) == 1:
+    if baseline.of != "ncu" and max(baseline.run_count, len(runs)) == 1:
         notes.append(f"{noise.ONE_RUN} Add runs to the baseline with --add.")
     return {
         "passed": not (lists["regressions"] or lists["missing"] or lists["undecided"]),
         "decided": not lists["undecided"],
         "tolerance": tolerance,
         "runs": len(runs),
-        "baseline_runs": baseline.runs,
+        "baseline_runs": baseline.run_count,
         **lists,
         "gates": [row for row in rows if row["status"] != "missing"],
         "new": sorted(runs[0].metrics.keys() - baseline.metrics.keys()),

@@ -228,7 +228,8 @@ def _idle_at_ends(trace: Trace, begin: int, end: int, steps_ran_on: int) -> pd.D
     """Give causes to the idle time at the ends of a window, by the rules for gaps.
 
     It lies before a device's first operation and after its last one; the rest are gaps. What lies after the last one
-    is judged as if a launch of the thread on which the steps ran ended it when the window ends.
+    is judged as if a launch of the thread on which the steps ran ended it when the window ends. So is what lies before
+    a first one whose launch is unknown. That thread stands for those of other processes, too.
     """
     ops = gpu_intervals(trace, "process")
     inside = ops[(ops["end_ns"] > begin) & (ops["start_ns"] < end)]
