@@ -16,7 +16,8 @@ from nsightkit.trace.files import drafted
 
 _SUFFIX = ".json.gz"
 #: What names of operators and kernels contain, by the back end of PyTorch's fused attention; a replayed graph shows
-#: only the kernels. Names of cuDNN's kernels contain "flash" as well.
+#: only the kernels, and none for `math`. Names of cuDNN's kernels contain "flash" as well. Kernels of the flash-attn
+#: package, which begin with "flash_fwd_" or "flash_bwd_" behind a namespace, count as flash.
 _BACK_ENDS = {
     "cudnn": rb"_scaled_dot_product_cudnn_attention|cudnn\w*(?:sdpa|flash|fmha)",
     "flash": rb"_scaled_dot_product_flash_attention|pytorch_flash::|[\":< ]flash_(?:fwd|bwd)_",

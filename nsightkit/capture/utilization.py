@@ -85,7 +85,7 @@ def ask_smi(device: str, fields: Collection[str]) -> list[str]:
         One value for each field, without its unit; empty if nvidia-smi does not answer.
     """
     values = output_of(*_smi_command(device, fields)).partition("\n")[0].split(", ")
-    if len(values) == len(fields):
+    if len(values) == len(fields) and any(values):  # no answer is one empty text
         return values
     return []
 

@@ -402,7 +402,7 @@ class Threads:
 
     @memoised
     def launch_starts(self, thread: int) -> Int:
-        """Starts of the thread's calls that give a device new work. Those that block, such as copies, count as waits."""
+        """Starts of the thread's calls that give a device new work; those that block count as waits."""
         calls = self.calls(thread)
         is_launch = self._is_named("calls", LAUNCHES) & ~self._is_blocking()
         return calls.start[is_launch[calls.row]]
