@@ -77,7 +77,7 @@ def ask_smi(device: str, fields: Collection[str]) -> list[str]:
     device : str
         A CUDA device.
     fields : collection of str
-        As nvidia-smi calls them.
+        As nvidia-smi calls them; at least two, as no answer is one empty text.
 
     Returns
     -------
@@ -85,7 +85,7 @@ def ask_smi(device: str, fields: Collection[str]) -> list[str]:
         One value for each field, without its unit; empty if nvidia-smi does not answer.
     """
     values = output_of(*_smi_command(device, fields)).partition("\n")[0].split(", ")
-    if len(values) == len(fields) and any(values):  # no answer is one empty text
+    if len(values) == len(fields):
         return values
     return []
 

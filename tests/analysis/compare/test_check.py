@@ -290,7 +290,7 @@ def test_there_and_back(tmp_path: Path) -> None:
     path = tmp_path / "baseline.json"
     baselines.write(made, path)
     back = baselines.read(path)
-    assert (back, back.runs) == (made, 3)
+    assert (back, back.run_count) == (made, 3)
     assert len(back.metrics["step/time_ns"].runs[0]) == 40
 
 
