@@ -102,7 +102,7 @@ def one_line(text: str) -> str:
 
 
 @pytest.mark.parametrize("command", [*OBJECTS, *COLUMNS])
-def test_every_command_in_every_format(command: str, saved: Save, run: Run) -> None:
+def test_every_command_in_every_format(command: str, saved: Save, run: Run):
     path = saved()
     answer = document(run, command, path)
     code, out, err = run(command, path, "-f", "csv")
@@ -122,7 +122,7 @@ def test_every_command_in_every_format(command: str, saved: Save, run: Run) -> N
     assert max(map(len, out.splitlines())) <= 100
 
 
-def test_text_shows_twenty_rows_and_top_chooses(saved: Save, run: Run) -> None:
+def test_text_shows_twenty_rows_and_top_chooses(saved: Save, run: Run):
     path = saved(names=tuple(f"kernel_{i:02d}" for i in range(25)))
     assert document(run, "kernels", path, "--top", "2") == document(run, "kernels", path)[:2]
     text = run("kernels", path)[1]
@@ -131,7 +131,7 @@ def test_text_shows_twenty_rows_and_top_chooses(saved: Save, run: Run) -> None:
     assert run("kernels", path, "--top", "22")[1].count("kernel_") == 22
 
 
-def test_long_names_are_cut_and_stay_different(saved: Save, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_names_are_cut_and_stay_different(saved: Save, run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "80")
     names = [f"elementwise_kernel<{'x' * 300}, {kind}, {'y' * 300}>" for kind in ("float", "half", "double")]
     lines = run("kernels", saved(names=tuple(names)))[1].splitlines()
@@ -142,7 +142,7 @@ def test_long_names_are_cut_and_stay_different(saved: Save, run: Run, monkeypatc
     assert table.shortened(["a.layers.0.mlp/x", "a.layers.1.mlp/x"], 10) == ["a.la…0.ml…", "a.la…1.ml…"]
 
 
-def test_not_recorded_is_null_with_one_line_on_stderr(saved: Save, run: Run) -> None:
+def test_not_recorded_is_null_with_one_line_on_stderr(saved: Save, run: Run):
     path = saved(missing=("memops", "graphs"))
     code, out, err = run("summary", path, "-f", "json")
     summary = json.loads(out)
@@ -158,7 +158,7 @@ def test_not_recorded_is_null_with_one_line_on_stderr(saved: Save, run: Run) -> 
     assert one_line(err).endswith("the filters leave none of its kernels\n")
 
 
-def test_bytes_that_are_no_utf8_come_out_as_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_that_are_no_utf8_come_out_as_utf8(monkeypatch: pytest.MonkeyPatch):
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
     cli.write(table.Table.of([{"name": "caf\udce9 π"}]), "json")
@@ -182,7 +182,7 @@ def test_bytes_that_are_no_utf8_come_out_as_utf8(monkeypatch: pytest.MonkeyPatch
         ("--last-steps 2 --within step.1", 1),
     ],
 )
-def test_filters(filters: str, count: int, saved: Save, run: Run) -> None:
+def test_filters(filters: str, count: int, saved: Save, run: Run):
     path = saved()
     assert document(run, "summary", path, *filters.split())["kernel_count"] == count
     assert sum(row["count"] for row in document(run, "kernels", path, *filters.split())) == count
@@ -233,7 +233,7 @@ def test_bad_usage_is_one_line_and_exit_2(
     assert [path.name for path in tmp_path.iterdir()] == ["TRACE"]
 
 
-def test_help_and_version(run: Run) -> None:
+def test_help_and_version(run: Run):
     overview = run("--help")
     assert overview == run()
     assert all(re.search(rf"^  {name} ", overview[1], re.MULTILINE) for name in cli.COMMANDS)
@@ -274,7 +274,7 @@ BAD: dict[str, bytes | Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("name", ["absent.sqlite", "a\nb\x1b[31m", *BAD])
-def test_bad_input_is_one_line_with_the_file_and_a_remedy(name: str, tmp_path: Path, run: Run) -> None:
+def test_bad_input_is_one_line_with_the_file_and_a_remedy(name: str, tmp_path: Path, run: Run):
     path = tmp_path / name
     content = BAD.get(name)
     if isinstance(content, bytes):
@@ -306,7 +306,7 @@ def test_a_mistake_of_our_own_is_not_blamed_on_the_file(
 
 
 @pytest.mark.parametrize("name", ["a b 'c' \"d\" $(x) [red]é.parquet", "--help"])
-def test_odd_file_names(name: str, saved: Save, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_odd_file_names(name: str, saved: Save, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     saved(name)
     # From the folder itself, so that the name begins with what it begins with.
     monkeypatch.chdir(tmp_path)
@@ -319,7 +319,7 @@ def test_odd_file_names(name: str, saved: Save, run: Run, tmp_path: Path, monkey
 # ---------------------------------------------------------------- what is written
 
 
-def test_convert_and_back(saved: Save, run: Run, tmp_path: Path) -> None:
+def test_convert_and_back(saved: Save, run: Run, tmp_path: Path):
     names = ("/home/plantedperson/a.py", "/home/plantedperson/b/a.py", "volta_sgemm_32x32_nn")
     path, out = saved(names=names), tmp_path / "part.parquet"
     code, text, err = run("convert", path, str(out), "--last-steps", "3", "-f", "json")
@@ -334,7 +334,7 @@ def test_convert_and_back(saved: Save, run: Run, tmp_path: Path) -> None:
     assert run("convert", path, path)[0] == 2
 
 
-def test_convert_for_a_viewer(saved: Save, run: Run, tmp_path: Path) -> None:
+def test_convert_for_a_viewer(saved: Save, run: Run, tmp_path: Path):
     out = tmp_path / "t.json.gz"
     assert run("convert", saved(), str(out))[0] == 0
     events = json.loads(gzip.decompress(out.read_bytes()))["traceEvents"]
@@ -344,7 +344,7 @@ def test_convert_for_a_viewer(saved: Save, run: Run, tmp_path: Path) -> None:
     assert "open it in Perfetto" in one_line(err)
 
 
-def test_a_report_of_one_trace_and_of_two(saved: Save, run: Run, tmp_path: Path) -> None:
+def test_a_report_of_one_trace_and_of_two(saved: Save, run: Run, tmp_path: Path):
     out, path, other = tmp_path / "r.html", saved(), saved("other.parquet")
     code, text, err = run("report", path, "-o", str(out), "--last-steps", "2", "-f", "json")
     assert code == 0
@@ -359,7 +359,7 @@ def test_a_report_of_one_trace_and_of_two(saved: Save, run: Run, tmp_path: Path)
 # ---------------------------------------------------------------- diff
 
 
-def test_diff(saved: Save, run: Run) -> None:
+def test_diff(saved: Save, run: Run):
     before = saved("before.parquet")
     after = saved("after.parquet", names=("ampere_sgemm_64x64_nn", "triton_poi_fused_add_3", "new"))
     answer = document(run, "diff", before, after, "--also-before", before)
@@ -378,7 +378,7 @@ def _environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": root, "NSIGHTKIT_NO_CACHE": "1", **more}
 
 
-def test_imports_are_light(saved: Save) -> None:
+def test_imports_are_light(saved: Save):
     heavy = {"torch", "matplotlib", "pandas", "numpy", "pyarrow", "mcp", "pydantic", "rich", "nsightkit.mcp"}
     for code, unwanted in (
         ("import nsightkit", heavy),
@@ -390,7 +390,7 @@ def test_imports_are_light(saved: Save) -> None:
         assert not set(done.stdout.decode().splitlines()[-1].split()) & unwanted
 
 
-def test_a_reader_that_leaves_early_is_no_error(saved: Save) -> None:
+def test_a_reader_that_leaves_early_is_no_error(saved: Save):
     path = saved(names=tuple(f"k{i}" for i in range(5000)))
     head = shutil.which("head") or pytest.skip("no head")
     command = [sys.executable, "-m", "nsightkit", "kernels", path, "--format", "json"]
@@ -403,7 +403,7 @@ def test_a_reader_that_leaves_early_is_no_error(saved: Save) -> None:
     assert (first.returncode, err) == (0, b"")
 
 
-def test_a_full_disk_and_a_closed_stdout(saved: Save) -> None:
+def test_a_full_disk_and_a_closed_stdout(saved: Save):
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full")
     command = [sys.executable, "-m", "nsightkit", "summary", saved()]
@@ -417,7 +417,7 @@ def test_a_full_disk_and_a_closed_stdout(saved: Save) -> None:
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
-def test_doctor(run: Run) -> None:
+def test_doctor(run: Run):
     rows = document(run, "doctor")
     assert all(list(row) == ["check", "status", "found", "remedy"] for row in rows)
 
@@ -430,11 +430,11 @@ def test_doctor(run: Run) -> None:
     [(None, "-"), (0, "0 ns"), (999, "999 ns"), (0.5, "0.5 ns"), (1500, "1.500 µs"), (12_345_678, "12.35 ms"),
      (999_999, "1.000 ms"), (2.5e9, "2.500 s"), (1.2345e12, "1,234.5 s")],
 )  # fmt: skip
-def test_times_in_words(ns: float | None, text: str) -> None:
+def test_times_in_words(ns: float | None, text: str):
     assert time_text(ns) == text
 
 
-def test_values_become_json() -> None:
+def test_values_become_json():
     frame = pd.DataFrame({"a_ns": [1.6], "b": [3], "c": [float("nan")], "d": [pd.NA], "e": [float("inf")]})
     nested = {"a_ns": frame["a_ns"][0], "b": [frame["b"][0], None], "c": pd.NaT, "d": frame["b"].to_numpy()}
     assert list(table.rows_of(frame)) == [{"a_ns": 2, "b": 3, "c": None, "d": None, "e": None}]

@@ -10,13 +10,13 @@ from nsightkit.configurations import MATRIX, SIZES, VARIANTS, Configuration, fin
 from nsightkit.errors import UsageError
 
 
-def test_every_configuration_has_a_name_of_its_own_and_an_intent() -> None:
+def test_every_configuration_has_a_name_of_its_own_and_an_intent():
     everything = (*MATRIX, *VARIANTS, *SIZES)
     assert all(find(c.name) is c for c in everything)
     assert all(c.intent for c in everything)
 
 
-def test_a_control_differs_from_what_it_controls_in_what_it_says() -> None:
+def test_a_control_differs_from_what_it_controls_in_what_it_says():
     changed = {}
     for variant in VARIANTS:
         original = find(variant.control_of, MATRIX)
@@ -39,7 +39,7 @@ def test_a_control_differs_from_what_it_controls_in_what_it_says() -> None:
     assert find("misaligned_dims_258").d_head == 258
 
 
-def test_impossible_sizes_are_refused() -> None:
+def test_impossible_sizes_are_refused():
     with pytest.raises(UsageError, match="64 is not a multiple of 5 heads"):
         dataclasses.replace(find("smoke"), heads=5)
     with pytest.raises(UsageError, match="at least 1"):

@@ -31,7 +31,7 @@ STANDARD = ("no-input-wait", "no-sync", "free-launches", "overlap-copies", "over
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.source}: {entry.name}")
-def test_an_answer(entry: corpus.Entry) -> None:
+def test_an_answer(entry: corpus.Entry):
     answer = corpus.answer_of(entry)
     if answer is None:
         pytest.skip(f"{entry.name} is not at hand")
@@ -46,7 +46,7 @@ def test_an_answer(entry: corpus.Entry) -> None:
 
 
 @pytest.mark.parametrize("entry", PLAYED, ids=lambda entry: entry.name)
-def test_a_played_program_gains_what_is_predicted(entry: corpus.Entry) -> None:
+def test_a_played_program_gains_what_is_predicted(entry: corpus.Entry):
     program = simulated_programs.PROGRAMS[entry.name]
     answer = corpus.answer_of(entry)
     tempting = [cause for cause, change in simulated_programs.CHANGE_OF.items() if change == program.decoy_for]
@@ -60,7 +60,7 @@ def test_a_played_program_gains_what_is_predicted(entry: corpus.Entry) -> None:
         assert speedup <= 1.1 * gains[change], (change, speedup, gains[change])
 
 
-def test_work_that_only_the_steps_range_names(tmp_path: Path) -> None:
+def test_work_that_only_the_steps_range_names(tmp_path: Path):
     """A range is recorded activity, so this is work; with a doubt, since nothing tells it from a wait."""
     kernels = simulated_programs.PROGRAMS["unnamed-work"].threads[0][:5]
     program = Program("unnamed-in-steps", [simulated_programs.loop(lambda _: [*kernels, Cpu(2_000_000)])], "unknown")
@@ -69,7 +69,7 @@ def test_work_that_only_the_steps_range_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", RANDOM)
-def test_random_programs(seed: int, tmp_path: Path) -> None:
+def test_random_programs(seed: int, tmp_path: Path):
     """Predicted against played gains: the worst of the standard changes."""
     program = random_program(seed)
     replay = whatif.WhatIf(nsightkit.load(play(program, seed).write(tmp_path / "random.sqlite")))
@@ -85,7 +85,7 @@ def test_random_programs(seed: int, tmp_path: Path) -> None:
     assert within == TABLE["random"][f"random program {seed:02d}"], "change docs/judgement.json if this is right"
 
 
-def test_the_published_table() -> None:
+def test_the_published_table():
     rows: list[Any] = []
     for source in ("planted", "played", "real"):
         rows += TABLE[source].values()

@@ -105,7 +105,7 @@ def recorded(settings: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., P
 # -- what runs ------------------------------------------------------------------------------------------------------
 
 
-def test_small_is_always_small(recorded: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_is_always_small(recorded: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
     recorded()
     monkeypatch.setenv("NSIGHTKIT_MODE", "small")
     small = part(steps=500, warmup=100, profile="torch")
@@ -129,7 +129,7 @@ def test_without_a_gpu_the_recording_is_shown_and_else_a_small_run(
     assert not STEPS
 
 
-def test_a_missing_recording_is_one_line_and_page_code_survives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_recording_is_one_line_and_page_code_survives_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NSIGHTKIT_MODE", "replay")
     missing = part()
     assert not missing
@@ -188,7 +188,7 @@ def test_a_wrong_result_is_an_error_and_leaves_no_recording(
         ("page/part", "record", "set NSIGHTKIT_RECORDINGS"),
     ],
 )
-def test_what_cannot_be_honoured(monkeypatch: pytest.MonkeyPatch, name: str, mode: str, problem: str) -> None:
+def test_what_cannot_be_honoured(monkeypatch: pytest.MonkeyPatch, name: str, mode: str, problem: str):
     monkeypatch.setenv("NSIGHTKIT_MODE", mode)
     monkeypatch.delenv("NSIGHTKIT_RECORDINGS")
     with pytest.raises(UsageError, match=problem):
@@ -258,7 +258,7 @@ def test_a_killed_recording_loses_only_the_measurement_under_way_and_names_nobod
             assert private not in text, private
 
 
-def test_a_dry_run_is_no_recording_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_is_no_recording_of_a_gpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NSIGHTKIT_MODE", "record")
     assert part().mode == "small"
     monkeypatch.setenv("NSIGHTKIT_MODE", "replay")
@@ -286,7 +286,7 @@ def test_a_stale_recording_has_a_banner_until_somebody_accepts_it(
     assert "only a comment changed" in accepted._repr_html_()
 
 
-def test_the_newest_current_recording_is_shown(recorded: Callable[..., Path]) -> None:
+def test_the_newest_current_recording_is_shown(recorded: Callable[..., Path]):
     recorded("h100", utc="2026-01-01T00:00:00+00:00")
     recorded("h200", utc="2026-02-01T00:00:00+00:00")
     recorded("b200", utc="2026-03-01T00:00:00+00:00", revision=0)
@@ -294,7 +294,7 @@ def test_the_newest_current_recording_is_shown(recorded: Callable[..., Path]) ->
 
 
 @pytest.mark.parametrize("file", ["provenance.json", "samples.parquet"])
-def test_a_damaged_recording_is_named(recorded: Callable[..., Path], file: str) -> None:
+def test_a_damaged_recording_is_named(recorded: Callable[..., Path], file: str):
     (recorded() / file).write_bytes(b"{")
     with pytest.raises(TraceError, match=r"page/part/nvidia-h200.*record again"):
         part()
@@ -323,7 +323,7 @@ def test_a_headline_is_what_gpus_say(
 # -- on a GPU -------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_gpu_is_asked_in_which_order(settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_gpu_is_asked_in_which_order(settings: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NSIGHTKIT_MODE", "record")
     with stand_in() as cuda:
         measured = part(gpu=SMALL, steps=4, warmup=3, profile="memory")
@@ -337,7 +337,7 @@ def test_what_a_gpu_is_asked_in_which_order(settings: Path, monkeypatch: pytest.
     assert "profile" not in "".join(cuda.log[: cuda.index("record")])  # what is timed is not profiled
 
 
-def test_the_program_that_a_tool_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_that_a_tool_watches(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "watched", sys.modules[__name__])
     with stand_in() as cuda:
         running._run_watched_program("watched:run", json.dumps(SMALL), "cuda", "4", "3")
@@ -345,7 +345,7 @@ def test_the_program_that_a_tool_watches(monkeypatch: pytest.MonkeyPatch) -> Non
     assert cuda.log.count("synchronize") == 3
 
 
-def test_a_capture_is_cut_to_the_steady_steps(tmp_path: Path) -> None:
+def test_a_capture_is_cut_to_the_steady_steps(tmp_path: Path):
     out = planted.Export()
     thread, process = out.thread(1, 1), out.process(1)
     steps = range(100_000, 600_000, 100_000)
@@ -375,7 +375,7 @@ def task_under(tool: str, workload: Callable[..., object], parameters: dict[str,
 
 
 @pytest.mark.nsys
-def test_nsys_sees_the_steps_that_torch_profiles(nsys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nsys_sees_the_steps_that_torch_profiles(nsys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("nvtx")
     from nsightkit.workloads import ceilings
 
@@ -386,7 +386,7 @@ def test_nsys_sees_the_steps_that_torch_profiles(nsys: Path, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("tool", ["nsys", "ncu"])
-def test_a_tool_that_fails_is_a_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str) -> None:
+def test_a_tool_that_fails_is_a_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str):
     monkeypatch.setenv(f"NSIGHTKIT_{tool.upper()}", str(tmp_path / "absent"))
     notice = running._run_under_tool(task_under(tool, run, SMALL), tmp_path)["notice"]
     assert "absent" in notice
@@ -395,7 +395,7 @@ def test_a_tool_that_fails_is_a_notice(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.gpu
-def test_a_real_gpu_is_measured_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_real_gpu_is_measured_and_recorded(monkeypatch: pytest.MonkeyPatch):
     if not torch.cuda.is_available():
         pytest.skip("no CUDA GPU")
     monkeypatch.setenv("NSIGHTKIT_MODE", "record")

@@ -33,7 +33,7 @@ TABLE = {
 }
 
 
-def test_the_table() -> None:
+def test_the_table():
     assert [gpu.name for gpu in GPUS] == list(TABLE)
     for gpu in GPUS:
         cc, fp32, tf32, fp16, fp8, bandwidth, multiprocessors, ridge = TABLE[gpu.name]
@@ -43,7 +43,7 @@ def test_the_table() -> None:
         assert gpu.ridge("fp16") == pytest.approx(ridge, abs=0.7)
 
 
-def test_every_rate_is_its_units_times_its_clock() -> None:
+def test_every_rate_is_its_units_times_its_clock():
     """Except those that are only quoted, which say so by having no rate per clock."""
     quoted = []
     for gpu in GPUS:
@@ -57,7 +57,7 @@ def test_every_rate_is_its_units_times_its_clock() -> None:
     assert quoted == [("B200", "fp32")]
 
 
-def test_a_card_says_what_its_tensor_cores_do() -> None:
+def test_a_card_says_what_its_tensor_cores_do():
     """Advice must not name what the card cannot do: bf16 begins with Ampere, so does TF32, fp8 with Ada and Hopper."""
     for kind, first in (("fp16", 0), ("bf16", 4), ("tf32", 4), ("fp8", 9)):
         without = {"MI300X"} if kind == "tf32" else set()
@@ -84,7 +84,7 @@ def test_a_card_says_what_its_tensor_cores_do() -> None:
         *((gpu.name, gpu.name) for gpu in GPUS),
     ],
 )
-def test_names_as_they_are_reported(said: str, name: str) -> None:
+def test_names_as_they_are_reported(said: str, name: str):
     assert find(said).name == name
 
 
@@ -103,12 +103,12 @@ def test_names_as_they_are_reported(said: str, name: str) -> None:
         "",
     ],
 )
-def test_a_board_with_other_peaks_is_not_mistaken(other: str) -> None:
+def test_a_board_with_other_peaks_is_not_mistaken(other: str):
     with pytest.raises(UsageError, match=r"are not known; give the nearest of V100 SXM2"):
         find(other)
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(capsys: pytest.CaptureFixture[str]):
     assert cli.run(["peaks", "NVIDIA H200", "--format", "json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert {row["gpu"] for row in listed} == {"H200 SXM"}

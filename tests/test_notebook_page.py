@@ -24,7 +24,7 @@ def as_svg(figure: Any) -> str:
     return svg[svg.index("<svg") :]
 
 
-def test_nothing_in_it_runs_or_loads(browser: Any, tmp_path: Path) -> None:
+def test_nothing_in_it_runs_or_loads(browser: Any, tmp_path: Path):
     trace = api.Trace.of(hostile.trace())
     name = hostile.NAMES[0]
     named = pd.DataFrame({name: [name, [name, name]]})

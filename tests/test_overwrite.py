@@ -60,7 +60,7 @@ def state(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_is_there(command: str, place: str, trace: Path, tmp_path: Path, capsys: Any) -> None:
+def test_what_is_there(command: str, place: str, trace: Path, tmp_path: Path, capsys: Any):
     if command == "bench":
         pytest.importorskip("torch")
     arguments, suffix = COMMANDS[command]
@@ -84,7 +84,7 @@ def test_what_is_there(command: str, place: str, trace: Path, tmp_path: Path, ca
         assert "exists; give another name or --overwrite" in err
 
 
-def test_a_baseline_replaces_a_baseline_only(trace: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_baseline_replaces_a_baseline_only(trace: Path, tmp_path: Path, capsys: Any):
     held = tmp_path / "baseline.json"
     held.write_text('{"traceEvents": []}')
     assert cli.run(["check", str(trace), "--baseline", str(held), "--update"]) == 2

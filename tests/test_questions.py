@@ -30,7 +30,7 @@ def trace(path: Path) -> nsightkit.Trace:
 
 
 @pytest.mark.parametrize("module", [questions, api, table])
-def test_the_examples_run(module: object, trace: nsightkit.Trace) -> None:
+def test_the_examples_run(module: object, trace: nsightkit.Trace):
     done = doctest.testmod(module, extraglobs={"t": trace})  # type: ignore[arg-type]
     assert done.failed == 0
     assert done.attempted >= 1
@@ -51,7 +51,7 @@ def test_a_method_is_a_command(
     assert json.loads(capsys.readouterr().out) == json.loads(answer.json())
 
 
-def test_help_is_whole() -> None:
+def test_help_is_whole():
     for command in cli.COMMANDS.values():
         assert command.help.endswith(".")
         for option in command.options:
@@ -78,7 +78,7 @@ def test_answers_show_themselves_once_in_a_notebook(
     assert not capsys.readouterr().out
 
 
-def test_a_table_is_a_frame(trace: nsightkit.Trace) -> None:
+def test_a_table_is_a_frame(trace: nsightkit.Trace):
     kernels = trace.kernels(top=1)
     assert (len(kernels), kernels.about.total) == (1, len(trace.kernels()))
     assert type(kernels.head(1)) is pd.DataFrame
@@ -87,7 +87,7 @@ def test_a_table_is_a_frame(trace: nsightkit.Trace) -> None:
     assert table.column_of("some_bytes") == table.Column("some_bytes", "some", "bytes")
 
 
-def test_text_says_where_a_figure_would_mislead() -> None:
+def test_text_says_where_a_figure_would_mislead():
     """A gain that the replay's own error could make, and a step that begins long after its range."""
     assert "within error" in case("vllm-graphs", "decode").trace.whatif().text()
     assert "the first step's range begins at 0.274 ms" in case("two-cards", "qwen-h100").trace.steps().text()

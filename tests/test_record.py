@@ -38,7 +38,7 @@ def ran(pages: Path) -> list[str]:
     return names
 
 
-def test_the_cheapest_page_comes_first_and_none_runs_twice(pages: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cheapest_page_comes_first_and_none_runs_twice(pages: Path, capsys: pytest.CaptureFixture[str]):
     write(pages, "01_long", seconds=300)
     write(pages, "02_wrong", "sys.exit('the result is wrong')", seconds=2)
     short = write(pages, "03_short", seconds=1)
@@ -54,7 +54,7 @@ def test_the_cheapest_page_comes_first_and_none_runs_twice(pages: Path, capsys: 
     assert capsys.readouterr().out.count("recorded before") == 2
 
 
-def test_the_budget_ends_the_page_under_way(pages: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_budget_ends_the_page_under_way(pages: Path, capsys: pytest.CaptureFixture[str]):
     write(pages, "01_endless", "time.sleep(60)", seconds=1)
     write(pages, "02_long", seconds=100)
     begin = time.monotonic()

@@ -66,7 +66,7 @@ def _room(module: str) -> str:
     return f"{first}.{rest.partition('.')[0]}" if first == "analysis" and rest else first
 
 
-def test_no_arrow_runs_against_the_flow() -> None:
+def test_no_arrow_runs_against_the_flow():
     modules = _modules()
     wrong = []
     for name, imported in modules.items():
@@ -80,12 +80,12 @@ def test_no_arrow_runs_against_the_flow() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_circle() -> None:
+def test_no_circle():
     TopologicalSorter(_modules()).prepare()  # raises CycleError, with the circle
 
 
 @pytest.mark.parametrize("kind", ["kineto", "nsys"])
-def test_a_question_passes_through_few_modules(kind: str, tmp_path: Path) -> None:
+def test_a_question_passes_through_few_modules(kind: str, tmp_path: Path):
     """From the words of the command line to the text of the answer."""
     for number in (1, 2):
         if kind == "kineto":

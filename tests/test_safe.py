@@ -30,7 +30,7 @@ def is_safe(text: str) -> bool:
     return all(c.isprintable() or c in "\n\u3000\xa0" for c in text)
 
 
-def test_text_json_and_csv_of_anything() -> None:
+def test_text_json_and_csv_of_anything():
     """Text shows on one line what a terminal would obey; JSON decodes to the original; CSV has no formula."""
     for seed in range(500):
         choose = random.Random(seed)
@@ -58,7 +58,7 @@ def _check(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["-1", "-1.5", "5", "a=1"])
-def test_a_number_is_no_formula(text: str) -> None:
+def test_a_number_is_no_formula(text: str):
     assert Table.of([{"name": text, "a": -5, "b": -0.5}]).csv() == f"name,a,b\n{text},-5,-0.5\n"
 
 
@@ -100,7 +100,7 @@ def test_what_a_command_prints(command: list[str], format: str, path: Path, caps
 
 
 @pytest.mark.parametrize("debug", ["0", "1"])
-def test_what_an_error_says(debug: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_error_says(debug: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch):
     """A file's name and a piece of it, on stderr and in a traceback of Python's own."""
     monkeypatch.setenv("NSIGHTKIT_DEBUG", debug)
     bad = tmp_path / "\x1b[31m\u202e\n.json"
@@ -113,7 +113,7 @@ def test_what_an_error_says(debug: str, tmp_path: Path, capsys: Any, monkeypatch
     assert is_safe(str(errors.TraceError(str(bad), "holds \x1b[2J", "\x9b")))
 
 
-def test_what_a_viewers_file_holds(tmp_path: Path) -> None:
+def test_what_a_viewers_file_holds(tmp_path: Path):
     chrome.write(hostile.trace(), tmp_path / "t.json")
     text = (tmp_path / "t.json").read_text("utf-8")
     assert is_safe(text)
@@ -121,7 +121,7 @@ def test_what_a_viewers_file_holds(tmp_path: Path) -> None:
     assert names == set(hostile.NAMES)
 
 
-def test_progress_names_a_file_safely(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_names_a_file_safely(monkeypatch: pytest.MonkeyPatch):
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

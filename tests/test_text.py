@@ -44,7 +44,7 @@ PIECES = [
 
 
 @pytest.mark.parametrize("expression", BACKTRACKING, ids=lambda text: text[:20])
-def test_none_takes_long(expression: str) -> None:
+def test_none_takes_long(expression: str):
     started = time.monotonic()
     with contextlib.suppress(UsageError):
         found = matching(pd.Series(pd.Categorical(NAMES)), compiled(expression, "--match"))
@@ -52,7 +52,7 @@ def test_none_takes_long(expression: str) -> None:
     assert time.monotonic() - started < 2
 
 
-def test_it_finds_what_python_finds() -> None:
+def test_it_finds_what_python_finds():
     names = pd.Series(pd.Categorical(WORDS))
     tried = 0
     for seed in range(2000):
@@ -80,11 +80,11 @@ def test_it_finds_what_python_finds() -> None:
         ("a{1000}" * 9, "too large"),
     ],
 )
-def test_what_it_refuses(expression: str, says: str) -> None:
+def test_what_it_refuses(expression: str, says: str):
     with pytest.raises(UsageError, match=r"^--within: ") as raised:
         compiled(expression, "--within")
     assert says in str(raised.value)
 
 
-def test_names_that_are_no_utf8() -> None:
+def test_names_that_are_no_utf8():
     assert compiled("caf.$", "x").search("caf\udce9")

@@ -32,7 +32,7 @@ H200 = sol.datasheet(hardware.find("H200"))
 
 
 @pytest.mark.parametrize(("mode", "rung"), EAGER)
-def test_flops_that_are_counted_are_those_that_run(mode: str, rung: str) -> None:
+def test_flops_that_are_counted_are_those_that_run(mode: str, rung: str):
     work = layer.run("cpu", mode=mode, rung=rung, layers=1, **SMALL)
     with work, FlopCounterMode(display=False) as counter:
         work.step()
@@ -45,7 +45,7 @@ def test_flops_that_are_counted_are_those_that_run(mode: str, rung: str) -> None
     assert sum(operation.bytes for operation in counted) > sum(o.bytes for o in listed)
 
 
-def test_a_written_norm_moves_nine_times_what_it_must() -> None:
+def test_a_written_norm_moves_nine_times_what_it_must():
     """A norm of eight operations: 2 bytes in, 4 through six passes, 2 out."""
     counted = launches.count("prefill", "unfused", LAYER)
     first = [operation.name for operation in counted].index("mm")
@@ -56,7 +56,7 @@ def test_a_written_norm_moves_nine_times_what_it_must() -> None:
 # -- ladders
 
 
-def test_bounds_are_those_worked_out_by_hand() -> None:
+def test_bounds_are_those_worked_out_by_hand():
     listed = climb.operations("prefill", LAYER)
     assert climb.list_ns(listed, H200) / 1e3 == pytest.approx(949.7, abs=0.1)
     assert climb.floor_ns(listed, H200) / 1e3 == pytest.approx(872.5, abs=0.1)
@@ -77,7 +77,7 @@ def measured(step_us: float, name: str | None = "NVIDIA H200") -> Any:
     return SimpleNamespace(gpu=name, parameters=LAYER, values=lambda metric: times, median=median)
 
 
-def test_every_rung_is_compared_with_the_same_list() -> None:
+def test_every_rung_is_compared_with_the_same_list():
     runs = {
         "unfused": measured(3 * 2755),
         "sdpa": measured(3 * 1700),
@@ -99,7 +99,7 @@ def test_every_rung_is_compared_with_the_same_list() -> None:
     assert "(fused), 1.6x faster" in climb.answer("a layer", table, judged)
 
 
-def test_times_that_no_gpu_can_have_are_flagged() -> None:
+def test_times_that_no_gpu_can_have_are_flagged():
     runs = {"unfused": measured(3 * 2755), "sdpa": measured(3 * 383)}
     against = climb.bounds("prefill", runs["unfused"])
     assert climb.table(runs, against)["impossible"].tolist() == [False, True]
@@ -110,7 +110,7 @@ def test_times_that_no_gpu_can_have_are_flagged() -> None:
 
 
 @pytest.mark.parametrize("implementation", ["naive", "math"])
-def test_footprints_hold_to_the_byte(implementation: str) -> None:
+def test_footprints_hold_to_the_byte(implementation: str):
     """Against the tensors of one cell, on a CPU."""
     from synthetic.tensor_memory import TensorMemory
 
@@ -129,7 +129,7 @@ def test_footprints_hold_to_the_byte(implementation: str) -> None:
     assert found == sweep.footprint(implementation, "fp32", d=32, context=64, batch=2, heads=2)
 
 
-def test_a_forecast_is_the_longest_context_that_fits() -> None:
+def test_a_forecast_is_the_longest_context_that_fits():
     table = sweep.forecast(141e9, "naive", "fp32", d=[64], contexts=[16_384, 65_536]).set_index("direction")
     longest = int(table.loc["backward", "largest_context"])
     assert sweep.footprint("naive", "fp32", d=64, context=longest).backward_peak <= 141e9
@@ -137,7 +137,7 @@ def test_a_forecast_is_the_longest_context_that_fits() -> None:
     assert table["context"].tolist() == [65_536, 65_536]
 
 
-def test_what_a_sweep_says() -> None:
+def test_what_a_sweep_says():
     """Of a sweep whose forward pass runs out of memory at 4096."""
     rows = []
     line = {"implementation": "naive", "precision": "fp32", "d": 64, "batch": 8, "heads": 1, "direction": "forward"}
@@ -160,7 +160,7 @@ def test_what_a_sweep_says() -> None:
 # -- the matrix of models
 
 
-def test_small_models_keep_their_shape() -> None:
+def test_small_models_keep_their_shape():
     for model in (*MATRIX, *VARIANTS):
         sizes = matrix.sizes(model, divisor=16)
         assert (sizes["layers"], sizes["heads"]) == (model.layers, model.heads)
@@ -168,7 +168,7 @@ def test_small_models_keep_their_shape() -> None:
         lm.LMConfig(**sizes)  # no unknown field
 
 
-def test_expectations_are_judged_by_their_data() -> None:
+def test_expectations_are_judged_by_their_data():
     models = list(matrix.EXPECTED)
     summary = pd.DataFrame({"TFLOP/s": 100.0, "share idle": 0.1}, index=models)
     summary.loc["latency_bound", "TFLOP/s"], summary.loc["compute_bound", "TFLOP/s"] = 5.0, 400.0
@@ -184,7 +184,7 @@ def test_expectations_are_judged_by_their_data() -> None:
 # -- what others published, and the six kernels
 
 
-def test_published_rates_are_below_the_datasheet() -> None:
+def test_published_rates_are_below_the_datasheet():
     for reported in published.REPORTED.itertuples():
         gpu = hardware.find(reported.gpu)
         peak = gpu.gb_per_s if reported.unit == "memory" else gpu.peak(reported.unit).tflops
@@ -195,7 +195,7 @@ def test_published_rates_are_below_the_datasheet() -> None:
     assert published.counted(published.ADDITIONS)["classification"].iloc[0] == "memory-bound"
 
 
-def test_products_of_the_case_file() -> None:
+def test_products_of_the_case_file():
     table = published.on_h200()
     assert len(table) == 6
     assert table["sol_datasheet"].between(0.4, 0.9).all()
@@ -203,7 +203,7 @@ def test_products_of_the_case_file() -> None:
         published.one_by_one(table, {"nothing": "x"})
 
 
-def test_the_six_kernels_have_costs_counters_and_waits() -> None:
+def test_the_six_kernels_have_costs_counters_and_waits():
     sizes = {"side": 8192, "side_fp32": 4096, "elements": 2**26, "rows": 16, "programs": 1024, "hops": 128}
     costs = six_kernels.operations(sizes)
     assert list(costs) == list(six_kernels.CASES)

@@ -31,7 +31,7 @@ def only(rows: pd.DataFrame, what: str, precision: str, name: str = "") -> tuple
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_what_the_optimizer_sees_stays_fp32(tables: dict[str, pd.DataFrame], precision: str) -> None:
+def test_what_the_optimizer_sees_stays_fp32(tables: dict[str, pd.DataFrame], precision: str):
     rows = tables["written"]
     assert only(rows, "parameter", precision) == ("fp32", 4 * PARAMETERS)
     assert only(rows, "parameter gradient", precision) == ("fp32", 4 * PARAMETERS)
@@ -41,14 +41,14 @@ def test_what_the_optimizer_sees_stays_fp32(tables: dict[str, pd.DataFrame], pre
 
 @pytest.mark.parametrize("norm", ["written", "fused"])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_types_are_as_a_cpus_list_says(tables: dict[str, pd.DataFrame], norm: str, precision: str) -> None:
+def test_types_are_as_a_cpus_list_says(tables: dict[str, pd.DataFrame], norm: str, precision: str):
     expected = autocast_types.in_model(autocast_types.CPU, norm)
     for what in ("output", "gradient"):
         seen = autocast_types.types(tables[norm], what)[precision].map(autocast_types.by_bits)
         assert seen.to_dict() == {name: dtype for name, (dtype, _) in expected.items()}
 
 
-def test_single_operations_are_as_a_cpus_list_says(tables: dict[str, pd.DataFrame]) -> None:
+def test_single_operations_are_as_a_cpus_list_says(tables: dict[str, pd.DataFrame]):
     tried = tables["written"].query("what == 'operation'")
     assert len(tried) == 2 * 2 * 15
     for row in tried.itertuples():
@@ -56,13 +56,13 @@ def test_single_operations_are_as_a_cpus_list_says(tables: dict[str, pd.DataFram
         assert autocast_types.by_bits(row.type) == autocast_types.result(autocast_types.CPU, row.name, given), row.name
 
 
-def test_bytes_are_those_of_the_shapes(tables: dict[str, pd.DataFrame]) -> None:
+def test_bytes_are_those_of_the_shapes(tables: dict[str, pd.DataFrame]):
     for precision, kind, size in (("fp32", "fp32", 4), ("bf16", "bf16", 2)):
         assert only(tables["written"], "output", precision, "logits") == (kind, TOKENS * 96 * size)
         assert only(tables["written"], "output", precision, "scores") == (kind, 3 * 2 * 2 * 8 * 8 * size)
 
 
-def test_what_backward_keeps(tables: dict[str, pd.DataFrame]) -> None:
+def test_what_backward_keeps(tables: dict[str, pd.DataFrame]):
     whole, narrow = (autocast_types.kept(tables[norm]) for norm in ("written", "fused"))
     matrices = 96 * 16 + 3 * 12 * 16**2  # the embedding is looked up, not multiplied
     assert whole.loc["half precision", "fp32"] == 0
@@ -71,7 +71,7 @@ def test_what_backward_keeps(tables: dict[str, pd.DataFrame]) -> None:
 
 
 @pytest.mark.parametrize(("precision", "close"), [("fp32", 1e-5), ("bf16", 2e-2), ("fp16", 2e-3)])
-def test_a_fused_norm_is_the_same_norm(tables: dict[str, pd.DataFrame], precision: str, close: float) -> None:
+def test_a_fused_norm_is_the_same_norm(tables: dict[str, pd.DataFrame], precision: str, close: float):
     losses = {}
     for norm, rows in tables.items():
         losses[norm] = rows[(rows["what"] == "loss") & (rows["precision"] == precision)]["value"].tolist()
@@ -79,7 +79,7 @@ def test_a_fused_norm_is_the_same_norm(tables: dict[str, pd.DataFrame], precisio
     assert losses["written"][-1] < losses["written"][0]
 
 
-def test_saved_storages_are_counted_once() -> None:
+def test_saved_storages_are_counted_once():
     model = autocast.Model(autocast.Sizes(**SIZES))
     x = torch.ones(10, requires_grad=True)
     rows: list[dict[str, object]] = []

@@ -14,7 +14,7 @@ each = pytest.mark.parametrize("many_rows", [False, True])
 
 
 @each
-def test_every_limiter_is_found_also_in_a_file(many_rows: bool, tmp_path: Path) -> None:
+def test_every_limiter_is_found_also_in_a_file(many_rows: bool, tmp_path: Path):
     report, truth = synthetic.counters(many_rows=many_rows)
     again = ncu.read(ncu.write(report, tmp_path / "synthetic.csv"))
     assert analysis.summary(again).to_dict("records") == analysis.summary(report).to_dict("records")
@@ -25,7 +25,7 @@ def test_every_limiter_is_found_also_in_a_file(many_rows: bool, tmp_path: Path) 
         assert analysis.stalls(report, within=f"^{name}$")["share"].sum() == pytest.approx(1.0)
 
 
-def test_the_cases_are_those_of_the_workload() -> None:
+def test_the_cases_are_those_of_the_workload():
     pytest.importorskip("torch")
     from _lib import limiters
 
@@ -33,7 +33,7 @@ def test_the_cases_are_those_of_the_workload() -> None:
 
 
 @each
-def test_the_counters_hang_together(many_rows: bool) -> None:
+def test_the_counters_hang_together(many_rows: bool):
     report, _ = synthetic.counters(many_rows=many_rows)
     launches = report.launches
     assert launches["gpu"].tolist() == ["Synthetic GPU"] * 6

@@ -30,7 +30,7 @@ def drawn(figure: Any) -> Any:
     return figure.axes[0]
 
 
-def test_distributions_are_the_empirical_ones() -> None:
+def test_distributions_are_the_empirical_ones():
     times = np.array([5_000, 1_000, 3_000, 0, -7])  # the last two have no place on a logarithmic axis
     figure = figures.distributions({HOSTILE: times, "equal": [2_000] * 3}, title=HOSTILE)
     first, _ = drawn(figure).lines
@@ -41,7 +41,7 @@ def test_distributions_are_the_empirical_ones() -> None:
     assert "median 3 µs of 3" in figure.get_label()
 
 
-def test_changes_and_their_intervals_lie_where_they_are() -> None:
+def test_changes_and_their_intervals_lie_where_they_are():
     rows = pd.DataFrame(
         [
             ("wall_ns", -4e6, -5e6, -3e6, "changed", "CPU"),
@@ -60,7 +60,7 @@ def test_changes_and_their_intervals_lie_where_they_are() -> None:
     assert "wall (CPU) 10 ms then 6 ms, changed" in figure.get_label()
 
 
-def test_a_rung_shows_its_bounds_and_its_time() -> None:
+def test_a_rung_shows_its_bounds_and_its_time():
     rungs = pd.DataFrame({"rung": ["unfused", "fused"], "least_ns": [3e6, 2e6], "lower_ns": [2e6, 2e6]})
     figure = figures.ladder(rungs, {"goal": 4e6}, pd.Series({"unfused": 5e6}), title="A ladder")
     lower, fusing, measured = ([bar.get_width() for bar in part] for part in drawn(figure).containers)
@@ -70,7 +70,7 @@ def test_a_rung_shows_its_bounds_and_its_time() -> None:
     assert len(drawn(figures.ladder(rungs, {"goal": 4e6}, title="predicted")).containers) == 2
 
 
-def test_memory_curves_have_lines_points_and_crosses() -> None:
+def test_memory_curves_have_lines_points_and_crosses():
     sizes = np.array([64, 128, 256])
     predicted = {"naive": (sizes, sizes**2 * 1e4), HOSTILE: (sizes, sizes * 1e5)}
     measured = {"naive": (sizes[:2], sizes[:2] ** 2 * 1.1e4), HOSTILE: ([], [])}
@@ -81,7 +81,7 @@ def test_memory_curves_have_lines_points_and_crosses() -> None:
     assert "out of memory at 256" in figure.get_label()
 
 
-def test_a_sweep_has_a_panel_a_direction_and_marks_its_ends() -> None:
+def test_a_sweep_has_a_panel_a_direction_and_marks_its_ends():
     rows = []
     for direction, factor in (("forward", 1), ("backward", 2)):
         for context in (1024, 2048, 4096):
@@ -99,7 +99,7 @@ def test_a_sweep_has_a_panel_a_direction_and_marks_its_ends() -> None:
     assert "naive, fp32 backward ran out of memory at 4096" in figure.get_label()
 
 
-def test_waiting_and_transfer_are_as_long_as_they_last() -> None:
+def test_waiting_and_transfer_are_as_long_as_they_last():
     """One collective a step; rank 1 comes 2 ms after the others, and the transfer takes 1 ms."""
     frame = pd.DataFrame({"rank": list(range(3)) * 4, "step": np.repeat(range(4), 3)})
     wait = np.where(frame["rank"] == 1, 0, 2_000_000)

@@ -55,7 +55,7 @@ def test_what_a_gpus_forward_pass_keeps_is_the_tables_sum(
     assert found["logits"] == (element + 4) * c.tokens * c.vocabulary
 
 
-def test_parameters_gradients_and_states() -> None:
+def test_parameters_gradients_and_states():
     c = find("model_a")
     params = envelope(c).params
     for optimizer, (states, foreach) in memory.OPTIMIZERS.items():
@@ -69,7 +69,7 @@ def test_parameters_gradients_and_states() -> None:
     assert at(c, "forward peak")["gradients"] == 0  # they come with the backward pass
 
 
-def test_the_peak_is_a_maximum_over_moments_and_no_sum() -> None:
+def test_the_peak_is_a_maximum_over_moments_and_no_sum():
     c = find("medium")
     table, ledger = memory.moments(c), memory.predict(c)
     assert ledger["predicted_bytes"].sum() == table["total_bytes"].max()
@@ -81,7 +81,7 @@ def test_the_peak_is_a_maximum_over_moments_and_no_sum() -> None:
     assert set(memory.predict(short)["moment"]) == {"optimizer peak"}
 
 
-def test_what_it_refuses() -> None:
+def test_what_it_refuses():
     for wrong in ({"precision": "int8"}, {"stage": 4}, {"ranks": 0}, {"attention": "flash"}, {"optimizer": "lion"}):
         with pytest.raises(UsageError):
             memory.predict(model(), **wrong)
@@ -92,7 +92,7 @@ def test_what_it_refuses() -> None:
 # ---------------------------------------------------------------- among ranks
 
 
-def test_zero_divides_what_its_stage_says() -> None:
+def test_zero_divides_what_its_stage_says():
     c, ranks = find("medium"), 8
     params = envelope(c).params
     for stage in range(4):
@@ -110,12 +110,12 @@ def test_zero_divides_what_its_stage_says() -> None:
 # ---------------------------------------------------------------- serving
 
 
-def test_kv_caches_of_published_models() -> None:
+def test_kv_caches_of_published_models():
     assert memory.kv_bytes_per_token(32, 32, 128) == 512 * 1024  # Llama-2-7B in fp16
     assert memory.kv_bytes_per_token(40, 40, 128) == 800 * 1024  # OPT-13B, in the paper of PagedAttention
 
 
-def test_a_batch_fits_and_the_next_does_not() -> None:
+def test_a_batch_fits_and_the_next_does_not():
     c, gpu = find("10B"), hardware.find("H200")
     table = memory.serving(c, gpu, [512, 4096, 32_768])
     room = 0.9 * 141e9 - table["weights_bytes"] - table["prefill_bytes"]
@@ -127,7 +127,7 @@ def test_a_batch_fits_and_the_next_does_not() -> None:
 
 
 @pytest.mark.parametrize("how", [{"device": "cpu", "attention": "naive", "precision": "fp32"}, {"mode": "fwd"}])
-def test_the_longest_context_fits_and_the_next_does_not(how: dict[str, str]) -> None:
+def test_the_longest_context_fits_and_the_next_does_not(how: dict[str, str]):
     c, limit = model(), 70e6
     found = memory.largest_context(c, limit, multiple=8, **how)
     for context, fits in ((found, True), (found + 8, False)):
@@ -170,7 +170,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("sizes", "precision", "attention", "mode"), WAYS)
-def test_prediction_and_a_cpus_tensors(sizes: dict[str, int], precision: str, attention: str, mode: str) -> None:
+def test_prediction_and_a_cpus_tensors(sizes: dict[str, int], precision: str, attention: str, mode: str):
     """Every moment, and every item at the peak, to within the few scalars of the loss."""
     how = {"precision": precision, "attention": attention, "mode": mode}
     compare(model(**sizes), "cpu", how, {"abs": 64}, memory.ITEMS)

@@ -19,7 +19,7 @@ BOTTLENECKS = {
 
 
 @pytest.mark.parametrize("fault", BOTTLENECKS)
-def test_a_fault_is_found_and_its_idle_time_is_exact(fault: str | None) -> None:
+def test_a_fault_is_found_and_its_idle_time_is_exact(fault: str | None):
     trace, truth = synthetic.training(fault)
     summary = trace.summary()
     assert summary["busy_ns"] == truth["busy_ns"]
@@ -38,7 +38,7 @@ def test_a_fault_is_found_and_its_idle_time_is_exact(fault: str | None) -> None:
         ("start-up", "no-start-up", None),
     ],
 )
-def test_the_gain_is_that_of_the_loop_without_the_fault(fault: str, change: str, without: str | None) -> None:
+def test_the_gain_is_that_of_the_loop_without_the_fault(fault: str, change: str, without: str | None):
     trace, _ = synthetic.training(fault)
     repaired, _ = synthetic.training(without)
     true = trace.summary()["window_ns"] / repaired.summary()["window_ns"]
@@ -46,7 +46,7 @@ def test_the_gain_is_that_of_the_loop_without_the_fault(fault: str, change: str,
 
 
 @pytest.mark.parametrize("late", [{}, {1: "slow", 3: "data"}])
-def test_late_ranks_are_named(late: dict[int, str]) -> None:
+def test_late_ranks_are_named(late: dict[int, str]):
     stragglers = job.survey(synthetic.ranks(late)).stragglers
     assert set(stragglers["rank"]) == set(late)
     for row in stragglers.itertuples():

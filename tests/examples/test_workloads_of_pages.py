@@ -22,7 +22,7 @@ def totals(**changes: object) -> pd.Series:
         return pd.DataFrame(work.rows()).groupby("sum")["total"].last()
 
 
-def test_sums_are_those_of_a_loop_in_the_accumulators_type() -> None:
+def test_sums_are_those_of_a_loop_in_the_accumulators_type():
     found = totals(addend=0.01, count=300)
     for name, dtype in (("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)):
         total = torch.zeros((), dtype=dtype)
@@ -31,7 +31,7 @@ def test_sums_are_those_of_a_loop_in_the_accumulators_type() -> None:
         assert found[name] == float(total)
 
 
-def test_blocks_lose_less_and_must_divide_the_count() -> None:
+def test_blocks_lose_less_and_must_divide_the_count():
     assert totals(addend=1.0, count=300)["bf16"] == 256  # where half a spacing is the addend
     plain, blocks = totals(), totals(block=25)
     assert abs(blocks["bf16"] - 10) < abs(plain["bf16"] - 10)
@@ -42,7 +42,7 @@ def test_blocks_lose_less_and_must_divide_the_count() -> None:
 # -- memory
 
 
-def test_sizes_that_follow_from_the_model() -> None:
+def test_sizes_that_follow_from_the_model():
     with memory_steps.run("cpu", **MODEL) as work:
         assert work.samples()["optimizer_states_bytes"] == [0]  # they come with the first step
         work.step()
@@ -54,7 +54,7 @@ def test_sizes_that_follow_from_the_model() -> None:
     assert "forward_peak_bytes" not in samples  # a CPU has no allocator that counts
 
 
-def test_contexts_until_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contexts_until_memory_runs_out(monkeypatch: pytest.MonkeyPatch):
     step = memory_steps.MemoryRun.step
 
     def fail(self: memory_steps.MemoryRun) -> None:
@@ -73,7 +73,7 @@ def test_contexts_until_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None
 # -- the leak
 
 
-def test_a_kept_graph_is_kept_and_a_bare_number_is_not() -> None:
+def test_a_kept_graph_is_kept_and_a_bare_number_is_not():
     for keep_graph in (True, False):
         with leak.run("cpu", **MODEL, keep_graph=keep_graph) as work:
             work.step()
@@ -82,7 +82,7 @@ def test_a_kept_graph_is_kept_and_a_bare_number_is_not() -> None:
             assert len(work.samples()["loss"]) == 2
 
 
-def test_the_graph_holds_eight_bytes_a_logit() -> None:
+def test_the_graph_holds_eight_bytes_a_logit():
     seen: dict[int, int] = {}
     with leak.run("cpu", **MODEL, keep_graph=True) as work:
         logits = torch.randn(2, 16, 96, requires_grad=True)
@@ -96,7 +96,7 @@ def test_the_graph_holds_eight_bytes_a_logit() -> None:
     assert sum(seen.values()) == 8 * logits.numel()
 
 
-def test_until_full_ends_with_the_error_or_after_three_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_until_full_ends_with_the_error_or_after_three_steps(monkeypatch: pytest.MonkeyPatch):
     with leak.run("cpu", **MODEL, keep_graph=True, limit_bytes=10**9) as work:
         work.step()
         assert work.samples() == {"steps": [3]}
@@ -118,7 +118,7 @@ def test_until_full_ends_with_the_error_or_after_three_steps(monkeypatch: pytest
 # -- limiters
 
 
-def test_each_limiter_computes_what_it_says() -> None:
+def test_each_limiter_computes_what_it_says():
     with limiters.run("cpu", **LIMITERS) as work:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as watch:
             work.step()
@@ -130,7 +130,7 @@ def test_each_limiter_computes_what_it_says() -> None:
     torch.testing.assert_close(results["softmax"].sum(-1), torch.ones(4))
 
 
-def test_the_walk_follows_the_table() -> None:
+def test_the_walk_follows_the_table():
     following = torch.randperm(16).to(torch.int32)
     held = torch.ones(3, 4)
     walked = limiters.walk(following, held, hops=4)

@@ -8,8 +8,12 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+from nsightkit.analysis.ranks.job import Job
+from nsightkit.guide import Measurement
 
 pytest.importorskip("torch")
 pytest.importorskip("jinja2")
@@ -55,7 +59,9 @@ def test_a_page_runs_small(script: Path, elsewhere: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(str(script.parent))
     gc.freeze()  # each measurement looks for garbage: not in all of PyTorch
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        names = runpy.run_path(str(script), run_name="__main__")
+        if script.stem == "22_one_rank_is_late":
+            _the_late_rank_is_named(names["late_rank"], names["before"], names["own"])
     finally:
         plt.close("all")
         gc.unfreeze()
@@ -64,3 +70,22 @@ def test_a_page_runs_small(script: Path, elsewhere: Path, monkeypatch: pytest.Mo
     assert out.strip()
     assert not list(elsewhere.iterdir()), "it leaves something behind"
     assert not (elsewhere.parent / "none").exists()
+
+
+def _the_late_rank_is_named(late_rank: ModuleType, before: Measurement, own: Job) -> None:
+    """Two processes under torchrun, the second of which gets its batches late."""
+    rows = before.rows
+    assert rows["start_ns"].min() == 0
+    assert len(late_rank.step_ns(rows)) == before.parameters["steps"]
+    assert late_rank.step_ns(rows).median() > before.parameters["late_ms"] * 1e6  # all wait for the late rank
+    counts = []
+    for rank, trace in enumerate(late_rank.traces(rows)):
+        assert trace.meta.distributed == {"rank": rank, "world_size": 2}
+        assert not trace.recorded("kernels")
+        names = trace.table("ranges", ["name"])["name"].value_counts()
+        assert [names[phase] for phase in ("data", "forward", "backward", "optimizer")] == 4 * [16]
+        counts.append(names["gloo:all_reduce"])
+    assert counts[0] == counts[1] >= 16
+    (straggler,) = own.stragglers.to_dict("records")
+    assert straggler["rank"] == 1
+    assert "data" in straggler["cause"]

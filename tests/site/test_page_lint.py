@@ -28,7 +28,7 @@ GOOD = {
 }
 
 
-def test_all_pages() -> None:
+def test_all_pages():
     assert page_lint.main([]) == 0
 
 
@@ -41,7 +41,7 @@ def test_all_pages() -> None:
         ({"last": ""}, "no findings"),
     ],
 )
-def test_faults(fault: dict[str, str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_faults(fault: dict[str, str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     script = tmp_path / "01_a.py"
     script.write_text(PAGE.format(**GOOD | fault), encoding="utf-8")
     assert page_lint.main([str(script)]) == bool(message)

@@ -43,7 +43,7 @@ CHANGED = itertools.cycle(["no-sync", "overlap-copies", "equal-ranks", "overlap-
     list(zip([*NAMED.values(), *map(random_program, range(20))], CHANGED, strict=False)),
     ids=lambda value: getattr(value, "name", value),
 )
-def test_plays_obey_the_rules_of_the_device(program: Program, change: str) -> None:
+def test_plays_obey_the_rules_of_the_device(program: Program, change: str):
     for run in (play(program, 3), play(program, 3, change)):
         streams: dict[tuple[int, int], list[Op]] = defaultdict(list)
         for op in run.ops:
@@ -109,6 +109,6 @@ BY_HAND = [
 
 
 @pytest.mark.parametrize(("step", "walls_us"), BY_HAND)
-def test_times_by_hand(step: list[Any], walls_us: dict[str | None, float]) -> None:
+def test_times_by_hand(step: list[Any], walls_us: dict[str | None, float]):
     program = _exact(Push("step 0"), *step, Pop())
     assert {change: play(program, change=change).wall_ns / US for change in walls_us} == walls_us

@@ -78,7 +78,7 @@ _WRONG: dict[str, tuple[str, str, Any, str]] = {
 
 @pytest.mark.parametrize("how", ["frames", "store"])
 @pytest.mark.parametrize("wrong", _WRONG)
-def test_what_the_model_does_not_allow_is_named(wrong: str, how: str, tmp_path: Path) -> None:
+def test_what_the_model_does_not_allow_is_named(wrong: str, how: str, tmp_path: Path):
     table, column, values, said = _WRONG[wrong]
     frames = _frames()
     frames[table] = frames[table].assign(**{column: values})
@@ -91,7 +91,7 @@ def test_what_the_model_does_not_allow_is_named(wrong: str, how: str, tmp_path: 
     assert str(raised.value).startswith(path)
 
 
-def test_bytes_that_are_no_text_in_a_store(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_in_a_store(tmp_path: Path):
     folder = _store(tmp_path / "t", _frames())
     texts = pa.array([b"a", b"\xff\xfe", b"a", b"b"]).cast(pa.string(), safe=False)
     table = pq.read_table(folder / "kernels.parquet")
@@ -101,7 +101,7 @@ def test_bytes_that_are_no_text_in_a_store(tmp_path: Path) -> None:
         nsightkit.load(folder).table("kernels", ["name"])
 
 
-def test_starts_and_ends_are_checked_together() -> None:
+def test_starts_and_ends_are_checked_together():
     frames = _frames()
     frames["kernels"]["end_ns"] -= 850
     trace = Trace.from_frames(frames)
@@ -109,7 +109,7 @@ def test_starts_and_ends_are_checked_together() -> None:
         trace.table("kernels", ["end_ns"])
 
 
-def test_times_are_never_made_up() -> None:
+def test_times_are_never_made_up():
     trace = Trace.from_frames({"kernels": _frames()["kernels"].drop(columns="end_ns")})
     with pytest.raises(TraceError, match=r"lacks the column kernels\.end_ns"):
         trace.table("kernels")
@@ -128,14 +128,14 @@ def test_times_are_never_made_up() -> None:
         (TraceMeta(window_ns=(0, 2**62)), "runs from 0"),
     ],
 )
-def test_a_capture_that_is_described_wrongly(meta: TraceMeta, said: str) -> None:
+def test_a_capture_that_is_described_wrongly(meta: TraceMeta, said: str):
     with pytest.raises(TraceError, match="describes its capture wrongly") as raised:
         Trace.from_frames({}, meta)
     assert said in str(raised.value)
 
 
 @pytest.mark.parametrize("first", [2**62, -(2**62), 10**30])
-def test_a_clock_that_begins_nowhere(first: int, tmp_path: Path) -> None:
+def test_a_clock_that_begins_nowhere(first: int, tmp_path: Path):
     folder = _store(tmp_path / "t", _frames())
     index = json.loads((folder / "trace.json").read_text())
     (folder / "trace.json").write_text(json.dumps(index | {"first_ns": first}))

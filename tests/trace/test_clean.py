@@ -148,7 +148,7 @@ def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("secret", SECRETS, ids=[text[:30] for text, *_ in SECRETS])
-def test_every_form_is_recognised(secret: tuple[str, ...]) -> None:
+def test_every_form_is_recognised(secret: tuple[str, ...]):
     text, *hidden = secret
     cleaner = TextCleaner({HOST: "host", USER: "user"})
     cleaned = cleaner.text(text)
@@ -157,7 +157,7 @@ def test_every_form_is_recognised(secret: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_only_looks_like_a_secret_stays(name: str) -> None:
+def test_what_only_looks_like_a_secret_stays(name: str):
     assert TextCleaner({}).text(name) == name
 
 
@@ -173,7 +173,7 @@ def test_what_only_looks_like_a_secret_stays(name: str) -> None:
         ("/layer1/Conv", "/layer1/Conv"),
     ],
 )
-def test_paths(path: str, cleaned: str) -> None:
+def test_paths(path: str, cleaned: str):
     assert TextCleaner({}).text(path) == cleaned
 
 
@@ -256,7 +256,7 @@ def written(path: Path) -> bytes:
 
 @pytest.mark.parametrize("source", ["nsys.sqlite", "kineto.json"])
 @pytest.mark.parametrize("target", ["copy.parquet", "copy.json.gz", "page.html"])
-def test_no_secret_survives(source: str, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_secret_survives(source: str, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path, out = tmp_path / source, tmp_path / target
     said = SAID
     if source == "nsys.sqlite":
@@ -277,7 +277,7 @@ def test_no_secret_survives(source: str, target: str, tmp_path: Path, capsys: py
         assert nsightkit.load(out).summary() == nsightkit.load(path).summary()
 
 
-def test_names_that_differed_still_differ_and_descriptions_stay_json() -> None:
+def test_names_that_differed_still_differ_and_descriptions_stay_json():
     described = [json.dumps({"Collective name": "allreduce", "dtype": f"/home/{who}/x"}) for who in ("ann", "bob")]
     names = pd.Categorical(["/home/ann/k.py", "/home/bob/k.py"])
     kernels = {"start_ns": [0, 10], "end_ns": [5, 15], "name": names, "collective": pd.Categorical(described)}
@@ -286,7 +286,7 @@ def test_names_that_differed_still_differ_and_descriptions_stay_json() -> None:
     assert [json.loads(text)["dtype"] for text in cleaned["collective"]] == ["[path]", "[path]"]
 
 
-def test_a_clean_trace_is_its_own_copy_and_keeps_its_selection() -> None:
+def test_a_clean_trace_is_its_own_copy_and_keeps_its_selection():
     ranges = {"start_ns": [0, 10], "end_ns": [9, 20], "name": pd.Categorical(["a", f"/home/{USER}/b.py"])}
     trace = Trace.from_frames({"ranges": pd.DataFrame(ranges)}, TraceMeta(tool="test", private={ORION: "host"}))
     cleaned = clean(trace)
@@ -298,7 +298,7 @@ def test_a_clean_trace_is_its_own_copy_and_keeps_its_selection() -> None:
     assert any("replaced: 2" in sentence for sentence in removed_by_cleaning([trace]))
 
 
-def test_a_snapshot_keeps_what_pytorch_s_pages_read(tmp_path: Path) -> None:
+def test_a_snapshot_keeps_what_pytorch_s_pages_read(tmp_path: Path):
     allocator = Allocator()
     for text, *_ in SECRETS:
         frames = [
@@ -317,7 +317,7 @@ def test_a_snapshot_keeps_what_pytorch_s_pages_read(tmp_path: Path) -> None:
     assert memory.summary(read)["peak_bytes"] > 0
 
 
-def test_names_of_real_traces_stay(shared_traces: Path) -> None:
+def test_names_of_real_traces_stay(shared_traces: Path):
     """Of the distinct names of public traces only frames change, whose paths are cut."""
     for path in [*sorted(shared_traces.rglob("*.sqlite"))[:3], *sorted(shared_traces.rglob("*.json.gz"))[:3]]:
         trace = nsightkit.load(path, cache=False)

@@ -71,7 +71,7 @@ def raw(values: dict[str, tuple[str, list[str]]], kernels: list[str], separator:
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_every_value_of_a_report_is_nvidias(shared_traces: Path, name: str) -> None:
+def test_every_value_of_a_report_is_nvidias(shared_traces: Path, name: str):
     """In a new process: in one that has read another report, NVIDIA's package gives units of that one."""
     pytest.importorskip("ncu_report")
     program = "import runpy, sys; runpy.run_path(sys.argv[1])['compare_with_nvidia'](sys.argv[2])"
@@ -100,7 +100,7 @@ def compare_with_nvidia(path: str) -> None:
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_the_classification_is_that_of_nvidias_own_rule_in_the_report(shared_traces: Path, name: str) -> None:
+def test_the_classification_is_that_of_nvidias_own_rule_in_the_report(shared_traces: Path, name: str):
     rows = {row.kernel: row for row in analysis.summary(ncu.read(shared_traces / name)).itertuples()}
     for action in actions(shared_traces / name):
         row = rows[action.name(action.NameBase_DEMANGLED)]
@@ -119,7 +119,7 @@ def test_the_classification_is_that_of_nvidias_own_rule_in_the_report(shared_tra
         assert ("too small" in "".join(row.evidence)) == (title == "Small Grid")
 
 
-def test_stall_shares_are_those_of_the_report(shared_traces: Path) -> None:
+def test_stall_shares_are_those_of_the_report(shared_traces: Path):
     report = ncu.read(shared_traces / REPORTS[2])
     (action,) = actions(shared_traces / REPORTS[2])
     found = analysis.stalls(report)
@@ -154,7 +154,7 @@ def test_what_is_no_report_is_refused_in_one_line(
     assert err.count("\n") == 1
 
 
-def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "x.ncu-rep"
     path.write_bytes(b"NVR\0" + bytes(4))
     monkeypatch.setitem(sys.modules, "ncu_report", None)
@@ -174,7 +174,7 @@ def same(one: ncu.Report, other: ncu.Report) -> None:
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_what_is_written_is_read_again_to_the_last_digit(shared_traces: Path, tmp_path: Path, name: str) -> None:
+def test_what_is_written_is_read_again_to_the_last_digit(shared_traces: Path, tmp_path: Path, name: str):
     pytest.importorskip("ncu_report")
     report = ncu.read(shared_traces / name)
     path = ncu.write(report, tmp_path / "x.csv")
@@ -188,7 +188,7 @@ def test_what_is_written_is_read_again_to_the_last_digit(shared_traces: Path, tm
 
 
 @pytest.mark.parametrize("kernel", HOSTILE)
-def test_hostile_names_survive_writing(tmp_path: Path, kernel: str) -> None:
+def test_hostile_names_survive_writing(tmp_path: Path, kernel: str):
     ranges = ("step", "a:b: c", "lib@inner", kernel.replace('"', "'"))
     identity = {"kernel": kernel, "stream": "7", "grid": "(1, 1, 1)", "ranges": ranges}
     metrics: dict[str, ncu.Value] = {
@@ -220,7 +220,7 @@ BETWEEN = '==PROF== Profiling "k" - 1: 0%....50%....100% - 8 passes\n1,2,3 print
 
 @pytest.mark.parametrize("around", [False, True])
 @pytest.mark.parametrize("kernel", HOSTILE)
-def test_a_page_is_read_whatever_kernels_are_called(tmp_path: Path, kernel: str, around: bool) -> None:
+def test_a_page_is_read_whatever_kernels_are_called(tmp_path: Path, kernel: str, around: bool):
     lines = raw(RAW, [kernel, "other"]).splitlines(keepends=True)
     if around:
         lines = [CHATTER, *lines[:3], BETWEEN, *lines[3:], "==PROF== Disconnected from process 77\n"]
@@ -240,7 +240,7 @@ def test_a_page_is_read_whatever_kernels_are_called(tmp_path: Path, kernel: str,
 
 
 @pytest.mark.parametrize("cell", ["431,84", "1.234,5", "1.234.567,89", "1\u202f234,50", "-0,123456"])
-def test_a_page_with_decimal_commas_is_refused(tmp_path: Path, cell: str) -> None:
+def test_a_page_with_decimal_commas_is_refused(tmp_path: Path, cell: str):
     page = raw(RAW | {"gpu__time_duration.sum": ("usecond", ["1.234", cell])}, ["k", "k"])
     with pytest.raises(TraceError, match=r"decimal comma .*LC_ALL=C ncu"):
         read_text(tmp_path / "x.csv", page)
@@ -251,7 +251,7 @@ def read_text(path: Path, text: str) -> ncu.Report:
     return ncu.read(path)
 
 
-def test_a_page_that_is_cut_anywhere_never_passes_for_the_whole(tmp_path: Path) -> None:
+def test_a_page_that_is_cut_anywhere_never_passes_for_the_whole(tmp_path: Path):
     path = tmp_path / "x.csv"
     page = raw(RAW, ["a", "b"])
     whole = read_text(path, page)
@@ -274,7 +274,7 @@ def test_a_page_that_is_cut_anywhere_never_passes_for_the_whole(tmp_path: Path) 
         ("inst/cycle", "inst/cycle", 1), ("warp", "warp", 1), ("made up", "made up", 1),
     ],
 )  # fmt: skip
-def test_units_come_down_to_their_base(unit: str, base: str, factor: float) -> None:
+def test_units_come_down_to_their_base(unit: str, base: str, factor: float):
     assert ncu_metrics.base_unit(unit) == (base, factor)
 
 
@@ -301,7 +301,7 @@ def test_csv_that_a_real_ncu_exports_gives_the_same_table(
 # -- the metric table --------------------------------------------------------------------------------------------
 
 
-def test_every_name_exists_on_the_chips_it_is_said_to(real_ncu: Path) -> None:
+def test_every_name_exists_on_the_chips_it_is_said_to(real_ncu: Path):
     export = [real_ncu, "--query-metrics", "--chips", ",".join(ncu_metrics.CHIPS)]
     out = subprocess.run(export, capture_output=True, text=True, timeout=120, check=True).stdout
     exist: dict[str, set[str]] = defaultdict(set)
@@ -329,11 +329,11 @@ def test_every_name_exists_on_the_chips_it_is_said_to(real_ncu: Path) -> None:
         (60, 50.01, "balanced"), (69.9, 79.9, "memory-bound"), (math.nan, 90, "not-enough-data"),
     ],
 )  # fmt: skip
-def test_nvidias_rule_at_its_borders(sm: float, memory: float, expected: str) -> None:
+def test_nvidias_rule_at_its_borders(sm: float, memory: float, expected: str):
     assert analysis.classify(sm, memory) == expected
 
 
-def test_launches_are_chosen_by_their_names_and_the_ranges_around_them(shared_traces: Path) -> None:
+def test_launches_are_chosen_by_their_names_and_the_ranges_around_them(shared_traces: Path):
     report = ncu.read(shared_traces / REPORTS[3])
     assert analysis.summary(report)["time_ns"].is_monotonic_decreasing
     daxpy = [report.launches.loc[1, "kernel"]]
@@ -397,7 +397,7 @@ def test_whatever_nvidias_package_does_is_one_line(
     assert out == ""
 
 
-def test_a_report_that_makes_nvidias_reader_abort_is_one_line(shared_traces: Path, tmp_path: Path) -> None:
+def test_a_report_that_makes_nvidias_reader_abort_is_one_line(shared_traces: Path, tmp_path: Path):
     pytest.importorskip("ncu_report")
     data = bytearray((shared_traces / REPORTS[3]).read_bytes())
     data[75_760] ^= 1 << 3  # this bit makes the size of a message negative

@@ -108,18 +108,18 @@ def compare(ours: pd.DataFrame, theirs: pd.DataFrame, count: str = "Instances") 
             )
 
 
-def test_kernels(real: Real) -> None:
+def test_kernels(real: Real):
     compare(kernels.summary(real.trace), stats(real, "cuda_gpu_kern_sum", "Name"))
 
 
-def test_memory_operations(real: Real) -> None:
+def test_memory_operations(real: Real):
     # nsys does not tell pageable from pinned memory, so its rows are by direction alone.
     events = real.trace.table("memops", ["kind", "duration_ns"])
     events["name"] = events["kind"].astype(object).map(COPIES).astype("category")
     compare(durations_by_name(events), stats(real, "cuda_gpu_mem_time_sum", "Operation"), "Count")
 
 
-def test_cuda_calls(real: Real) -> None:
+def test_cuda_calls(real: Real):
     theirs = stats(real, "cuda_api_sum", "Name")
     # nsys drops a version of four digits (`_v7000`) and keeps one of five (`_v10000`); we drop both.
     theirs.index = theirs.index.astype(str).str.replace(r"_v\d{4,}$", "", regex=True)
@@ -133,7 +133,7 @@ def test_cuda_calls(real: Real) -> None:
     assert sums.to_numpy().tolist() == ours[["count", "total_ns"]].to_numpy().tolist()
 
 
-def test_os_calls(real: Real) -> None:
+def test_os_calls(real: Real):
     ours = calls.summary(real.trace, os=True)
     # Marks of no length ("OS runtime libraries profiling started") are not calls: nsys leaves them out.
     compare(ours[ours["max_ns"] > 0], stats(real, "osrt_sum", "Name"), "Num Calls")
@@ -145,7 +145,7 @@ def by_full_name(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.set_index(names.str.replace(r"^domain \d+:", "", regex=True).str.lstrip(":"))
 
 
-def test_ranges(real: Real) -> None:
+def test_ranges(real: Real):
     theirs = stats(real, "nvtx_sum", "Range")
     ours = by_full_name(ranges.summary(real.trace, rule="thread"))
     # nvtx_sum also lists ranges that end on another thread, which the rule `thread` leaves out.
@@ -160,7 +160,7 @@ def test_ranges(real: Real) -> None:
         np.testing.assert_allclose(ours.loc[names, "median_ns"], theirs.loc[names, "Med (ns)"], rtol=1e-12, atol=0.051)
 
 
-def test_gpu_projection_of_ranges(real: Real) -> None:
+def test_gpu_projection_of_ranges(real: Real):
     theirs = stats(real, "nvtx_gpu_proj_sum", "Range")
     ours = by_full_name(ranges.summary(real.trace, rule="thread"))
     ours = ours[ours["gpu_span_ns"] > 0]  # nsys lists only ranges that launched GPU work

@@ -330,7 +330,7 @@ class TestParquet:
         pq.write_table(table, file, compression="zstd")
         data = file.read_bytes()
         rng = np.random.default_rng(0)
-        for _ in range(50):
+        for _ in range(25):
             damaged = bytearray(data)
             for place in rng.integers(4, len(data) - 8, 3):
                 damaged[place] = rng.integers(256)

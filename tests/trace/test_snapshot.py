@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_a_file_and_a_live_snapshot_give_the_same(protocol: int, tmp_path: Path) -> None:
+def test_a_file_and_a_live_snapshot_give_the_same(protocol: int, tmp_path: Path):
     taken = program()
     path = tmp_path / "taken"
     path.write_bytes(pickle.dumps(taken, protocol))
@@ -116,7 +116,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_hostile_files_are_refused_and_run_nothing(name: str, tmp_path: Path) -> None:
+def test_hostile_files_are_refused_and_run_nothing(name: str, tmp_path: Path):
     data, words = FILES[name]
     path = tmp_path / "snap.pickle"
     path.write_bytes(data)
@@ -130,7 +130,7 @@ def test_hostile_files_are_refused_and_run_nothing(name: str, tmp_path: Path) ->
     assert not MARKER.exists()
 
 
-def test_the_command_needs_little_for_a_bomb(tmp_path: Path) -> None:
+def test_the_command_needs_little_for_a_bomb(tmp_path: Path):
     path = tmp_path / "s.pickle"
     path.write_bytes(SEGMENTS + b"\x8c\x01x]r" + struct.pack("<I", 1 << 29) + b"u.")
     ended = command("memory", path)
@@ -140,7 +140,7 @@ def test_the_command_needs_little_for_a_bomb(tmp_path: Path) -> None:
     assert ended.peak_bytes < 600 * MIB
 
 
-def test_a_snapshot_that_holds_itself_is_read_or_refused() -> None:
+def test_a_snapshot_that_holds_itself_is_read_or_refused():
     taken = program()
     itself: list[Any] = []
     itself.append(itself)
@@ -160,7 +160,7 @@ VALUES = [1 << 70, 1 << 62, 1 << 40, -5, 1.5, float("nan"), None, True, "4", [1]
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_snapshots_of_any_value_are_read_or_refused(value: Any) -> None:
+def test_snapshots_of_any_value_are_read_or_refused(value: Any):
     keys = {"device_traces": program()["device_traces"][0][0], "segments": program()["segments"][0]}
     keys |= {"blocks": keys["segments"]["blocks"][0], "external_annotations": program()["external_annotations"][0]}
     for table, row in keys.items():

@@ -26,21 +26,21 @@ def values(implementation: str, precision: str = "fp32") -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("implementation", ["naive-compiled", "math", "flash"])
-def test_implementations_agree(implementation: str) -> None:
+def test_implementations_agree(implementation: str):
     for expected, value in zip(values("naive"), values(implementation), strict=True):
         torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_more_sizes_than_pytorch_keeps_compiled() -> None:
+def test_more_sizes_than_pytorch_keeps_compiled():
     with sweep("naive-compiled", context=range(4, 13)) as work:
         list(work.rows())  # an error at the ninth size, unless each is compiled anew
 
 
-def test_bf16_is_bf16_throughout() -> None:
+def test_bf16_is_bf16_throughout():
     assert {tensor.dtype for tensor in values("naive", "bf16")} == {torch.bfloat16}
 
 
-def test_a_row_for_every_cell_and_memory_that_runs_out_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_for_every_cell_and_memory_that_runs_out_is_one(monkeypatch: pytest.MonkeyPatch):
     """Forward fails at one context, backward at the next; the contexts after them are tried all the same."""
     forward, backward = attention.Sweep.forward, attention.Sweep.backward
 
@@ -80,7 +80,7 @@ def test_a_backend_that_does_not_exist_here_is_unsupported_and_another_error_is_
         list(work.rows())
 
 
-def test_settings_of_the_process_are_restored() -> None:
+def test_settings_of_the_process_are_restored():
     before = torch.get_float32_matmul_precision(), torch.backends.cuda.flash_sdp_enabled()
     with sweep("math", "tf32"):
         assert torch.get_float32_matmul_precision() == "high"

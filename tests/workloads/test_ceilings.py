@@ -13,7 +13,7 @@ from nsightkit.workloads.out_of_memory import is_out_of_memory  # noqa: E402
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("tf32", torch.float32), ("bf16", torch.bfloat16), ("fp8", torch.bfloat16)]
 )
-def test_a_gemm_is_the_product_of_random_matrices(precision: str, dtype: torch.dtype) -> None:
+def test_a_gemm_is_the_product_of_random_matrices(precision: str, dtype: torch.dtype):
     before = torch.get_float32_matmul_precision()
     with ceilings.gemm("cpu", m=32, n=48, k=64, precision="fp32") as work:
         expected = work.operation()
@@ -26,13 +26,13 @@ def test_a_gemm_is_the_product_of_random_matrices(precision: str, dtype: torch.d
     assert torch.get_float32_matmul_precision() == before
 
 
-def test_zeros_stay_zeros() -> None:
+def test_zeros_stay_zeros():
     with ceilings.gemm("cpu", m=8, n=8, k=8, precision="fp32", zeros=True) as work:
         assert not work.operation().any()
 
 
 @pytest.mark.parametrize(("kind", "numbers"), [("copy", 250_000), ("triad", 250_000), ("read", 1)])
-def test_transfers(kind: str, numbers: int) -> None:
+def test_transfers(kind: str, numbers: int):
     with ceilings.copy("cpu", megabytes=1, kind=kind) as work:
         assert work.operation().numel() == numbers
 
@@ -47,6 +47,6 @@ def test_transfers(kind: str, numbers: int) -> None:
         ("out of resource: shared memory, Required: 262144", False),
     ],
 )
-def test_messages_of_allocators(message: str, ran_out: bool) -> None:
+def test_messages_of_allocators(message: str, ran_out: bool):
     assert is_out_of_memory(RuntimeError(message)) == ran_out
     assert is_out_of_memory(torch.OutOfMemoryError(message))

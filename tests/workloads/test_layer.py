@@ -33,7 +33,7 @@ def error_of(work: layer.LayerRun) -> float:
 
 @pytest.mark.parametrize(("mode", "rung"), ALL)
 @torch.inference_mode()
-def test_every_rung_computes_the_same(mode: str, rung: str) -> None:
+def test_every_rung_computes_the_same(mode: str, rung: str):
     with run_of(mode=mode, rung=rung) as work:
         first = work.step().clone()
         assert torch.equal(work.step(), first)  # a decoded token overwrites its own place in the cache
@@ -47,13 +47,13 @@ def test_every_rung_computes_the_same(mode: str, rung: str) -> None:
 
 @pytest.mark.parametrize(("mode", "rung"), [("prefill", "fused"), ("decode", "fused")])
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
-def test_other_precisions(mode: str, rung: str, precision: str) -> None:
+def test_other_precisions(mode: str, rung: str, precision: str):
     with run_of(mode=mode, rung=rung, precision=precision) as work:
         assert error_of(work) < ALLOWED[precision]
 
 
 @torch.inference_mode()
-def test_a_decoded_token_is_the_last_of_a_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoded_token_is_the_last_of_a_prefill(monkeypatch: pytest.MonkeyPatch):
     attend, seen = layer.naive_attention, []
 
     def noted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *how: object, **more: object) -> torch.Tensor:
@@ -73,7 +73,7 @@ def test_a_decoded_token_is_the_last_of_a_prefill(monkeypatch: pytest.MonkeyPatc
             torch.testing.assert_close(cache[0].double(), exact[0], rtol=1e-4, atol=1e-4)
 
 
-def test_the_reference_is_pytorchs_own_layer() -> None:
+def test_the_reference_is_pytorchs_own_layer():
     with run_of() as work:
         x = work.x.double()
         for weights in work.weights:
@@ -83,7 +83,7 @@ def test_the_reference_is_pytorchs_own_layer() -> None:
         torch.testing.assert_close(x, exact, rtol=1e-5, atol=1e-5)  # its rotary tables are in fp32
 
 
-def test_layers_share_one_compiled_program() -> None:
+def test_layers_share_one_compiled_program():
     counters = torch._dynamo.utils.counters
     counters.clear()
     with run_of(rung="compiled") as work:
@@ -110,7 +110,7 @@ print(json.dumps(errors))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_triton_kernels_in_the_interpreter() -> None:
+def test_triton_kernels_in_the_interpreter():
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     command = [sys.executable, "-c", _INTERPRETED]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
@@ -121,7 +121,7 @@ def test_triton_kernels_in_the_interpreter() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("mode", "rung"), ALL)
-def test_rungs_on_a_gpu(mode: str, rung: str) -> None:
+def test_rungs_on_a_gpu(mode: str, rung: str):
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA GPU")
     sizes = {"context": 256, "hidden": 512, "heads": 4, "d_ff": 1376, "layers": 3}

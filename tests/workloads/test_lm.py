@@ -44,14 +44,14 @@ def ranges(**changes: object) -> list[tuple[str, float, float]]:
 
 
 @pytest.mark.parametrize("configuration", [*MATRIX, *VARIANTS, *SIZES], ids=lambda configuration: configuration.name)
-def test_parameters_are_those_of_the_envelope(configuration: Configuration) -> None:
+def test_parameters_are_those_of_the_envelope(configuration: Configuration):
     with torch.device("meta"):
         model = lm.model(lm.LMConfig(**sizes(configuration)))
     assert sum(parameter.numel() for parameter in model.parameters()) == envelope(configuration).params
 
 
 @pytest.mark.parametrize("name", ["model_a", "misaligned_dims", "vocab_bottleneck", "smoke"])
-def test_flops_are_those_of_the_envelope(name: str) -> None:
+def test_flops_are_those_of_the_envelope(name: str):
     """PyTorch's counter sees each GEMM of naive attention; backward has two for every one of the forward pass."""
     configuration = find(name)
     with torch.device("meta"):
@@ -65,7 +65,7 @@ def test_flops_are_those_of_the_envelope(name: str) -> None:
     assert counter.get_total_flops() == 2 * envelope(configuration).fwd_flops
 
 
-def test_activations_are_near_the_envelopes() -> None:
+def test_activations_are_near_the_envelopes():
     """What autograd keeps under bf16 autocast on the CPU, where the coefficients were fitted."""
     configuration = Configuration("medium-sized", 4, 128, 192, 3, 512, 6, 256, "large enough for the leading terms")
     seen: dict[int, int] = {}
@@ -104,7 +104,7 @@ def reference_loss(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor
 
 
 @pytest.mark.parametrize("attention", ["naive", "sdpa"])
-def test_loss_and_gradients_are_those_of_the_definitions(attention: str) -> None:
+def test_loss_and_gradients_are_those_of_the_definitions(attention: str):
     with lm.run("cpu", **SMALL, mode="fwd_bwd", attention=attention) as run:
         parameters = list(run.model.parameters())
         tokens = run.tokens[0]
@@ -118,7 +118,7 @@ def test_loss_and_gradients_are_those_of_the_definitions(attention: str) -> None
         assert run.samples()["loss"] == [pytest.approx(expected.item(), rel=1e-5)]
 
 
-def test_it_learns_from_the_seed_on() -> None:
+def test_it_learns_from_the_seed_on():
     learned = losses(30)
     assert sum(learned[-4:]) < 0.8 * sum(learned[:4])  # four batches in turn can be learned by heart
     assert learned[:3] == losses()
@@ -128,7 +128,7 @@ def test_it_learns_from_the_seed_on() -> None:
 # -- what a switch changes
 
 
-def test_modes() -> None:
+def test_modes():
     forward, both, train = (losses(mode=mode) for mode in ("fwd", "fwd_bwd", "train"))
     assert forward == both  # nothing is learned in either
     assert train[0] == both[0]
@@ -136,7 +136,7 @@ def test_modes() -> None:
     assert not any("Backward" in name for name, *_ in ranges(mode="fwd"))
 
 
-def test_phases_in_order_and_inside_the_step() -> None:
+def test_phases_in_order_and_inside_the_step():
     wanted = ["step", "copy", "forward", "backward", "optimizer", "zero_grad"]
     phases = [event for event in ranges(feed="host") if event[0] in wanted]
     assert [name for name, *_ in phases] == wanted
@@ -148,14 +148,14 @@ def test_phases_in_order_and_inside_the_step() -> None:
 @pytest.mark.parametrize(
     ("attention", "between"), [("naive", ["qk_mask", "softmax", "attention_v"]), ("sdpa", ["sdpa"])]
 )
-def test_parts_of_attention_in_order_in_every_layer(attention: str, between: list[str]) -> None:
+def test_parts_of_attention_in_order_in_every_layer(attention: str, between: list[str]):
     expected = ["qkv_projections", "rope", *between, "output_projection"]
     seen = [name for name, *_ in ranges(attention=attention, annotate_mha=True) if name in expected]
     assert seen == SMALL["layers"] * expected
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
-def test_precisions(precision: str) -> None:
+def test_precisions(precision: str):
     before = torch.get_float32_matmul_precision()
     logits = []
     with lm.run("cpu", **SMALL, precision=precision) as run:
@@ -168,7 +168,7 @@ def test_precisions(precision: str) -> None:
     assert logits == [{"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)]
 
 
-def test_it_compiles_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_compiles_in_one_piece(monkeypatch: pytest.MonkeyPatch):
     compile_ = functools.partial(torch.compile, backend="eager", fullgraph=True)  # traced: no compiler is needed
     monkeypatch.setattr(torch, "compile", compile_)
     try:

@@ -46,7 +46,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("workload", "parameters"), STEPS)
-def test_steps_ask_cuda_for_what_there_is(workload: Any, parameters: dict[str, Any]) -> None:
+def test_steps_ask_cuda_for_what_there_is(workload: Any, parameters: dict[str, Any]):
     with stand_in() as cuda, workload("cuda", **parameters) as work:
         begun = len(cuda.log)
         work.step()
@@ -70,7 +70,7 @@ def test_rows_ask_cuda_for_what_there_is(
             assert row["peak_bytes"] == 2 * 2**30  # what the stand-in's allocator says
 
 
-def test_a_graph_is_captured_after_a_warm_up_and_replayed() -> None:
+def test_a_graph_is_captured_after_a_warm_up_and_replayed():
     with stand_in() as cuda, layer.run("cuda", **LAYER, mode="decode", rung="graphed") as work:
         end = cuda.index("capture ends")
         assert cuda.log[:end].count("wait_stream") == 2
@@ -79,13 +79,13 @@ def test_a_graph_is_captured_after_a_warm_up_and_replayed() -> None:
         assert cuda.log[end + 1 :] == ["replay", "replay"]
 
 
-def test_pinned_batches_are_copied_without_waiting() -> None:
+def test_pinned_batches_are_copied_without_waiting():
     with stand_in() as cuda, lm.run("cuda", **MODEL, feed="host") as work:
         work.step()
         assert cuda.index("pin_memory") < cuda.index("to cuda, not waiting")
 
 
-def test_a_ceiling_and_the_layer_beside_it_add_up_alike() -> None:
+def test_a_ceiling_and_the_layer_beside_it_add_up_alike():
     gemm = {"m": 16, "n": 16, "k": 16, "precision": "fp8"}
     for workload, parameters in ((ceilings.gemm, gemm), (layer.run, {**LAYER, "mode": "prefill", "rung": "fp8"})):
         with stand_in() as cuda, workload("cuda", **parameters) as work:
@@ -93,7 +93,7 @@ def test_a_ceiling_and_the_layer_beside_it_add_up_alike() -> None:
         assert {call for call in cuda.log if call.startswith("scaled_mm")} == {"scaled_mm fast"}
 
 
-def test_the_leak_trains_until_its_memory_is_out_and_gives_the_limit_back() -> None:
+def test_the_leak_trains_until_its_memory_is_out_and_gives_the_limit_back():
     with stand_in() as cuda:
         with leak.run("cuda", **MODEL, keep_graph=True, limit_bytes=70 * 2**30) as work:
             work.step()
@@ -104,7 +104,7 @@ def test_the_leak_trains_until_its_memory_is_out_and_gives_the_limit_back() -> N
         assert fractions == ["memory fraction 0.5", "memory fraction 1"]
 
 
-def test_a_step_that_runs_out_ends_the_contexts() -> None:
+def test_a_step_that_runs_out_ends_the_contexts():
     with stand_in() as cuda, memory_steps.contexts("cuda", **{**MODEL, "layers": 8, "context": [16, 32]}) as work:
         rows = work.rows()
         first = next(rows)
@@ -115,7 +115,7 @@ def test_a_step_that_runs_out_ends_the_contexts() -> None:
     assert "empty_cache" in cuda.log
 
 
-def test_one_thread_spins_for_as_many_ticks() -> None:
+def test_one_thread_spins_for_as_many_ticks():
     with stand_in() as cuda, one_thread.run("cuda", step_ms=5.0) as work:
         work.step()
     assert "sleep 7500000" in cuda.log

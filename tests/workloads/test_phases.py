@@ -8,7 +8,7 @@ import sys
 import pytest
 
 
-def test_a_phase_needs_no_torch() -> None:
+def test_a_phase_needs_no_torch():
     program = """
 import sys
 from nsightkit.workloads.phases import phase
@@ -19,7 +19,7 @@ assert 'torch' not in sys.modules
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-def test_a_phase_closes_when_its_body_fails() -> None:
+def test_a_phase_closes_when_its_body_fails():
     torch = pytest.importorskip("torch")
     from nsightkit.workloads.phases import phase
 

@@ -41,11 +41,11 @@ def operators(**changes: Any) -> collections.Counter[str]:
 @pytest.mark.parametrize(
     ("change", "close"), [({"sync": True}, 1e-4), ({"tiny": True}, 1e-4), ({"precision": "bf16"}, 0.05)]
 )
-def test_a_fault_changes_the_time_and_not_the_result(change: dict[str, Any], close: float) -> None:
+def test_a_fault_changes_the_time_and_not_the_result(change: dict[str, Any], close: float):
     assert samples(**change)["loss"] == pytest.approx(samples()["loss"], rel=close)
 
 
-def test_workers_prepare_the_same_batches_in_the_same_order() -> None:
+def test_workers_prepare_the_same_batches_in_the_same_order():
     alone = samples(5)["loss"]
     assert samples(5, workers=2)["loss"] == alone
     # Random tokens hold nothing to learn but that token 0 never comes.
@@ -54,7 +54,7 @@ def test_workers_prepare_the_same_batches_in_the_same_order() -> None:
     assert sum(learned[-5:]) < sum(alone)
 
 
-def test_every_step_has_its_phases_in_order() -> None:
+def test_every_step_has_its_phases_in_order():
     wanted = ["step", "data", "copy", "forward", "backward", "optimizer"]
     step, *phases = [event for event in third_step() if event.name in wanted]
     assert [event.name for event in (step, *phases)] == wanted
@@ -62,7 +62,7 @@ def test_every_step_has_its_phases_in_order() -> None:
     assert all(first.time_range.end <= second.time_range.start for first, second in itertools.pairwise(phases))
 
 
-def test_what_a_fault_runs() -> None:
+def test_what_a_fault_runs():
     clean, sync, tiny = operators(), operators(sync=True), operators(tiny=True)
     assert sync["aten::item"] - clean["aten::item"] == SMALL["layers"] + 1  # a number for every layer, and the loss
     assert clean["aten::linear"] == sync["aten::linear"] == tiny["aten::linear"] > 0
@@ -71,14 +71,14 @@ def test_what_a_fault_runs() -> None:
     assert (clean["aten::addcdiv_"], tiny["aten::addcdiv_"]) == (0, parameters)  # a chain for each of them
 
 
-def test_the_wait_for_data_is_measured_around_next() -> None:
+def test_the_wait_for_data_is_measured_around_next():
     waits = samples(read_ms=5.0)["data_wait_ns"]
     assert len(waits) == 3
     # Two samples per batch, 5 ms each: a wait cannot be shorter than the sleep in it.
     assert min(waits) >= 2 * 5_000_000
 
 
-def test_a_sample_has_no_zero_and_depends_on_its_number_alone() -> None:
+def test_a_sample_has_no_zero_and_depends_on_its_number_alone():
     config = TrainingConfig(**SMALL)
     first = Documents(config).sample(7)
     assert first.shape == (SMALL["context"] + 1,)

@@ -75,7 +75,7 @@ PROMISED = {
 }
 
 
-def test_a_machine_that_varies_more_gives_no_false_alarms() -> None:
+def test_a_machine_that_varies_more_gives_no_false_alarms():
     """Where runs differ by 3%, 8% in one run does not show; the gate must learn that from its baseline."""
     counts = {"baseline": 8, "runs": 3, "steps": 30, "between": 0.03}
     outcomes, limits = simulate(6, **counts)
@@ -138,7 +138,7 @@ APART = [spread(middle) for middle in (1000, 1060, 950, 1010)]
         ("a_ns", [np.append(spread(1000, 19), 0.0)], [np.append(spread(1200, 19), 0.0)], "regression"),
     ],
 )
-def test_what_becomes_of_a_metric(name: str, before: Sequence[Any], after: Sequence[Any], status: str) -> None:
+def test_what_becomes_of_a_metric(name: str, before: Sequence[Any], after: Sequence[Any], status: str):
     held = make([run_of(**{name: samples}) for samples in before])
     checked = check.compare(held, [run_of(**{name: samples}) for samples in after])
     [row] = checked["gates"]
@@ -149,7 +149,7 @@ def test_what_becomes_of_a_metric(name: str, before: Sequence[Any], after: Seque
     json.dumps(row, allow_nan=False)
 
 
-def test_the_tolerance_is_the_commands_or_the_metrics_own() -> None:
+def test_the_tolerance_is_the_commands_or_the_metrics_own():
     held = edited(make([run_of(a_ns=spread(1000), b_ns=spread(1000))]), "b_ns", tolerance=0.3)
     slow = run_of(a_ns=spread(1200), b_ns=spread(1200))
     assert metrics_of(check.compare(held, [slow])["regressions"]) == ["a_ns"]
@@ -159,7 +159,7 @@ def test_the_tolerance_is_the_commands_or_the_metrics_own() -> None:
             check.compare(held, [slow], wrong)
 
 
-def test_missing_metrics_fail_and_new_and_unchecked_ones_do_not() -> None:
+def test_missing_metrics_fail_and_new_and_unchecked_ones_do_not():
     both, other = run_of(a_ns=spread(10), b_ns=spread(10)), run_of(a_ns=spread(10), c_ns=spread(10))
     checked = check.compare(make([both]), [other, both])
     assert (checked["passed"], metrics_of(checked["missing"]), checked["new"]) == (False, ["b_ns"], ["c_ns"])
@@ -184,7 +184,7 @@ A, B = (of_samples({"a_ns": [1]}, gpu=name) for name in "AB")
         (lambda: make([TRACE], HELD, add=True), "share no metrics"),
     ],
 )
-def test_what_does_not_compare(refused: Callable[[], Any], says: str) -> None:
+def test_what_does_not_compare(refused: Callable[[], Any], says: str):
     with pytest.raises(UsageError, match=says):
         refused()
     # A GPU that one side does not name may be the same.
@@ -195,7 +195,7 @@ def test_what_does_not_compare(refused: Callable[[], Any], says: str) -> None:
 
 
 @pytest.mark.parametrize(("fault", "copied"), [("sync", (1 << 16) + 32), ("pageable", 64 << 20)])
-def test_metrics_of_a_planted_trace_are_what_was_planted(fault: Any, copied: int, tmp_path: Path) -> None:
+def test_metrics_of_a_planted_trace_are_what_was_planted(fault: Any, copied: int, tmp_path: Path):
     truth = planted.training(tmp_path / "planted.sqlite", fault, steps=9, seed=3)
     run = run_metrics.of_trace(nsightkit.load(tmp_path / "planted.sqlite"))
     sums = {name: samples.sum() for name, samples in run.metrics.items()}
@@ -205,7 +205,7 @@ def test_metrics_of_a_planted_trace_are_what_was_planted(fault: Any, copied: int
     assert sums == {"step/busy_ns": truth["busy_ns"], "step/kernel_count": count, "step/copied_bytes": 9 * copied}
 
 
-def test_traces_in_part_or_without_steps(tmp_path: Path) -> None:
+def test_traces_in_part_or_without_steps(tmp_path: Path):
     planted.training(tmp_path / "planted.sqlite", None, steps=5)
     source = nsightkit.load(tmp_path / "planted.sqlite")
     run = run_metrics.of_trace(source)
@@ -238,7 +238,7 @@ def of_bench(document: dict[str, Any]) -> Run:
     return run_metrics.of_bench(msgspec.convert(document, run_metrics.Bench))
 
 
-def test_a_benchmark() -> None:
+def test_a_benchmark():
     document = bench_document(compiled=True)
     run = of_bench(document)
     cell = "bench/small batch 4 context 512 fwd bf16 sdpa compiled"
@@ -268,14 +268,14 @@ def ncu_report(times: Sequence[float], grids: Sequence[str]) -> ncu_reports.Repo
         (spread(10_000), spread(10_700), "regression"),
     ],
 )
-def test_reports(before: Sequence[float], after: Sequence[float], status: str) -> None:
+def test_reports(before: Sequence[float], after: Sequence[float], status: str):
     was, now = (run_metrics.of_report(ncu_report(times, ["(64, 1, 1)"] * len(times))) for times in (before, after))
     [row] = check.compare(make([was]), [now])["gates"]
     assert (row["metric"], row["status"]) == ("kernel/kernel/time_ns", status)
     assert row["limit"] == pytest.approx(1.1 if len(before) == 1 else 1.05)
 
 
-def test_launches_with_several_grids_are_several_kernels() -> None:
+def test_launches_with_several_grids_are_several_kernels():
     run = run_metrics.of_report(ncu_report([10, 9000, 8000], ["(1, 1, 1)", "(64, 1, 1)", "(32, 1, 1)"]))
     # The first takes a thousandth of the time.
     assert set(run.metrics) == {"kernel/kernel grid (64, 1, 1)/time_ns", "kernel/kernel grid (32, 1, 1)/time_ns"}
@@ -284,7 +284,7 @@ def test_launches_with_several_grids_are_several_kernels() -> None:
 # ---------------------------------------------------------------- the baseline
 
 
-def test_there_and_back(tmp_path: Path) -> None:
+def test_there_and_back(tmp_path: Path):
     rng = np.random.default_rng(11)
     made = make([trace_run(rng, 10_000, 0.01) for _ in range(3)])
     path = tmp_path / "baseline.json"
@@ -295,7 +295,7 @@ def test_there_and_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("add", [False, True])
-def test_what_people_set_stays_and_old_runs_go(add: bool) -> None:
+def test_what_people_set_stays_and_old_runs_go(add: bool):
     before = edited(make([run_of(a_ns=spread(1000 + i)) for i in range(15)]), "a_ns", gate=False, tolerance=0.5)
     kept = make([run_of(a_ns=spread(2000)) for _ in range(10)], before, add=add).metrics["a_ns"]
     assert (kept.gate, kept.tolerance, len(kept.runs)) == (False, 0.5, baselines.MOST_RUNS if add else 10)
@@ -312,7 +312,7 @@ BROKEN: dict[str, tuple[Callable[[str], str], str]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_broken_baselines_are_one_line_and_stay_as_they_are(case: str, tmp_path: Path, gate: Any) -> None:
+def test_broken_baselines_are_one_line_and_stay_as_they_are(case: str, tmp_path: Path, gate: Any):
     path, bench = tmp_path / "baseline.json", tmp_path / "bench.json"
     bench.write_text(json.dumps(bench_document()))
     baselines.write(make([run_of(a_ns=spread(1000))]), path)
@@ -343,7 +343,7 @@ def gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tu
     return call
 
 
-def test_files_from_end_to_end(tmp_path: Path, gate: Any) -> None:
+def test_files_from_end_to_end(tmp_path: Path, gate: Any):
     """Noise passes, 8% does not, and one step decides nothing."""
     path = tmp_path / "baseline.json"
 
@@ -367,7 +367,7 @@ def test_files_from_end_to_end(tmp_path: Path, gate: Any) -> None:
     assert "record more steps" in err
 
 
-def test_bad_files_are_one_line(tmp_path: Path, gate: Any) -> None:
+def test_bad_files_are_one_line(tmp_path: Path, gate: Any):
     bench = tmp_path / "bench.json"
     bench.write_text(json.dumps(bench_document()))
     (tmp_path / "none.json").write_text('{"nsightkit": "1"}')

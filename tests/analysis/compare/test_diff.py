@@ -85,7 +85,7 @@ def row(found: diff.Comparison, table: str, name: str, clock: str | None = None)
 # ---------------------------------------------------------------- exact deltas
 
 
-def test_a_slower_kernel_is_found_to_the_nanosecond() -> None:
+def test_a_slower_kernel_is_found_to_the_nanosecond():
     found = diff.compare(program(), program(scaled(1.35, ADD)))
     slower = row(found, "kernels", ADD)
     assert slower[["before_ns", "after_ns", "delta_ns", "low_ns", "high_ns"]].tolist() == [40e3, 54e3, 14e3, 14e3, 14e3]
@@ -102,7 +102,7 @@ def test_a_slower_kernel_is_found_to_the_nanosecond() -> None:
     assert summary["headline"].endswith(noise.ONE_RUN)
 
 
-def test_renamed_and_new_kernels_keep_the_sums() -> None:
+def test_renamed_and_new_kernels_keep_the_sums():
     after = program([("volta_sgemm_32x128_nn", 60), (ADD, 30), ("exp_kernel", 5)])
     found = diff.compare(program(), after)
     renamed = row(found, "kernels", "volta_sgemm_32x128_nn")
@@ -113,7 +113,7 @@ def test_renamed_and_new_kernels_keep_the_sums() -> None:
     assert totals.tolist() == [8 * 90 * US, 8 * 95 * US]
 
 
-def test_a_planted_fault(tmp_path: Path) -> None:
+def test_a_planted_fault(tmp_path: Path):
     truths, traces = [], []
     for seed, name in enumerate(("sync", None)):
         truths.append(planted.training(tmp_path / f"{seed}.sqlite", name, seed=seed))
@@ -128,7 +128,7 @@ def test_a_planted_fault(tmp_path: Path) -> None:
     assert (cause["significance"], cause["delta_ns"] < 0) == ("changed", True)
 
 
-def test_captures_of_different_length_compare() -> None:
+def test_captures_of_different_length_compare():
     found = diff.compare(program(count=5), program(count=11))
     for table in found.tables.values():
         assert (table["delta_ns"] == 0).all()
@@ -140,7 +140,7 @@ def test_captures_of_different_length_compare() -> None:
 # ---------------------------------------------------------------- noise
 
 
-def test_noise_is_not_called_a_change() -> None:
+def test_noise_is_not_called_a_change():
     """Of pairs without a change, a step's time at most once in ten, and of all rows fewer."""
     traces = [program(count=10, jitter=0.08, seed=seed) for seed in range(21)]
     alarms, significances = 0, []
@@ -153,7 +153,7 @@ def test_noise_is_not_called_a_change() -> None:
     assert significances.count("changed") / len(significances) < 0.04
 
 
-def test_too_few_steps_are_inconclusive() -> None:
+def test_too_few_steps_are_inconclusive():
     found = diff.compare(program(count=3), program(scaled(2), count=3))
     summary = found.summary()
     assert summary["outcome"] == "inconclusive"
@@ -163,19 +163,19 @@ def test_too_few_steps_are_inconclusive() -> None:
     assert {change["significance"] for change in summary["changes"]} == {"inconclusive"}
 
 
-def test_a_change_that_is_sure_and_too_small_does_not_matter() -> None:
+def test_a_change_that_is_sure_and_too_small_does_not_matter():
     found = diff.compare(program(), program(scaled(1.0225, GEMM)))  # half a percent of a step
     assert row(found, "kernels", GEMM)[["delta_ns", "low_ns", "significance"]].tolist() == [900, 900, "within noise"]
     assert (found.summary()["outcome"], found.summary()["changes"]) == ("no change", [])
 
 
-def test_a_stall_does_not_hide_a_change() -> None:
+def test_a_stall_does_not_hide_a_change():
     found = diff.compare(program(jitter=0.005), program(scaled(0.5), jitter=0.005, seed=1, stalls=(0, 4)))
     wall = row(found, "figures", "wall_ns")
     assert (wall["significance"], wall["delta_ns"]) == ("changed", pytest.approx(-45 * US, rel=0.1))
 
 
-def test_more_captures_show_how_much_captures_differ() -> None:
+def test_more_captures_show_how_much_captures_differ():
     # Steps of one capture agree to a third of a percent; captures differ by eight.
     sides = [[program(jitter=0.003, seed=0)], [program(scaled(1.08), jitter=0.003, seed=1)]]
     single = row(diff.compare(sides[0][0], sides[1][0]), "kernels", GEMM)
@@ -194,13 +194,13 @@ def test_more_captures_show_how_much_captures_differ() -> None:
 # ---------------------------------------------------------------- captures without steps
 
 
-def test_without_steps_a_change_cannot_be_told_from_noise() -> None:
+def test_without_steps_a_change_cannot_be_told_from_noise():
     found = diff.compare(program(), program(named="", count=9))
     assert found.unit == "trace"
     assert {change["significance"] for change in found.summary()["changes"]} == {"inconclusive"}
 
 
-def test_a_selection_is_compared_step_by_step(tmp_path: Path) -> None:
+def test_a_selection_is_compared_step_by_step(tmp_path: Path):
     planted.training(tmp_path / "t.sqlite", "starved")
     trace = nsightkit.load(tmp_path / "t.sqlite")
     inside = diff.compare(*[selection.select(trace, within="^forward$")] * 2)
@@ -215,7 +215,7 @@ def test_a_selection_is_compared_step_by_step(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- warnings
 
 
-def test_kernels_may_hide_in_graphs() -> None:
+def test_kernels_may_hide_in_graphs():
     after = program(missing=[])
     graphs = after.table("kernels", ["start_ns", "end_ns", "device", "stream", "correlation"])
     after = Trace.from_frames({"graphs": graphs, "ranges": after.table("ranges")}, meta=after.meta)
@@ -254,7 +254,7 @@ def test_kernels_may_hide_in_graphs() -> None:
         ),
     ],
 )
-def test_what_else_differs(before: dict[str, Any], after: dict[str, Any], expected: Sequence[str]) -> None:
+def test_what_else_differs(before: dict[str, Any], after: dict[str, Any], expected: Sequence[str]):
     summary = diff.compare(program(**before), program(**after)).summary()
     assert len(summary["warnings"]) == len(expected), summary["warnings"]
     for warning, start in zip(summary["warnings"], expected, strict=True):
@@ -262,7 +262,7 @@ def test_what_else_differs(before: dict[str, Any], after: dict[str, Any], expect
     assert summary["headline"].endswith("; the captures hold different amounts of work.") == ("count" in after)
 
 
-def test_what_was_not_recorded_is_not_compared() -> None:
+def test_what_was_not_recorded_is_not_compared():
     frames = {table: program().table(table) for table in ("calls", "ranges")}
     on_cpu = Trace.from_frames(frames, TraceMeta(tool="planted", missing=["kernels", "memops", "graphs", "ops"]))
     found = diff.compare(on_cpu, on_cpu).summary()
@@ -278,7 +278,7 @@ def test_what_was_not_recorded_is_not_compared() -> None:
 # ---------------------------------------------------------------- real pairs, read by hand
 
 
-def test_resnet_with_and_without_loader_workers(shared_traces: Path) -> None:
+def test_resnet_with_and_without_loader_workers(shared_traces: Path):
     """PyTorch's own example: ResNet-50 on one V100, with ``num_workers`` 0 and then 4, six profiled steps each.
 
     By hand, from the two files:

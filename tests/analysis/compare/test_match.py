@@ -28,7 +28,7 @@ ADD = "void at::native::vectorized_elementwise_kernel<{}, at::native::CUDAFuncto
         ("nvkernel_solve_F1L204_2", "nvkernel_solve_F1L210_2"),
     ],
 )
-def test_the_same_kernel_by_another_name(one: str, other: str) -> None:
+def test_the_same_kernel_by_another_name(one: str, other: str):
     assert plain_kernel(one) == plain_kernel(other)
 
 
@@ -45,16 +45,16 @@ def test_the_same_kernel_by_another_name(one: str, other: str) -> None:
         ("x" * 10_000, "[lambda("),
     ],
 )
-def test_other_kernels_stay_others(one: str, other: str) -> None:
+def test_other_kernels_stay_others(one: str, other: str):
     assert plain_kernel(one) != plain_kernel(other)
 
 
-def test_names_of_ranges_without_their_numbers() -> None:
+def test_names_of_ranges_without_their_numbers():
     assert plain_range("step 12") == plain_range("step 7")
     assert plain_range("layer_3.mlp") == "layer_#.mlp"
 
 
-def test_the_same_name_goes_first() -> None:
+def test_the_same_name_goes_first():
     before = ["volta_sgemm_128x32_nt", "volta_sgemm_64x64_nt", "gone"]
     after = ["volta_sgemm_64x64_nt", "volta_sgemm_128x128_nt", "fresh"]
     assert pair(before, after, plain_kernel) == [

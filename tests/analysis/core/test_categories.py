@@ -209,16 +209,16 @@ TRACES = [
 
 
 @pytest.mark.parametrize(("category", "name"), [(c, n) for c, names in NAMES.items() for n in names])
-def test_real_names(category: str, name: str) -> None:
+def test_real_names(category: str, name: str):
     assert category_of(name) == category
 
 
-def test_every_category_has_names() -> None:
+def test_every_category_has_names():
     assert set(NAMES) == set(CATEGORIES)
     assert {category for category, *_ in categories._RULES} == set(CATEGORIES) - {"other"}
 
 
-def test_rules_run_once_for_each_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_run_once_for_each_name(monkeypatch: pytest.MonkeyPatch):
     seen: list[str] = []
     monkeypatch.setattr(categories, "category_of", lambda name: seen.append(name) or "GEMM")
     names = pd.Series(pd.Categorical(["a", "b", "a"] * 1000))
@@ -226,21 +226,21 @@ def test_rules_run_once_for_each_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == ["a", "b"]
 
 
-def test_takes_an_index_and_missing_names() -> None:
+def test_takes_an_index_and_missing_names():
     assert list(categorize(pd.Index(["triton_poi_fused_add_0", "nope"]))) == ["Triton-fused", "other"]
     missing = pd.Series(pd.Categorical.from_codes([0, -1], ["volta_sgemm_32x32_nn"]))
     assert list(categorize(missing)) == ["GEMM", "other"]
     assert len(categorize(pd.Series([], dtype="category"))) == 0
 
 
-def test_a_hostile_name_takes_no_time() -> None:
+def test_a_hostile_name_takes_no_time():
     # Patterns that backtrack without end would hang here.
     for name in ("std::enable_if<" * 5000, "_adam" * 20000, "(" * 50000, "void " * 20000):
         assert category_of(name) in CATEGORIES
 
 
 @pytest.mark.parametrize("name", TRACES)
-def test_little_is_left_in_other(name: str, shared_traces: Path) -> None:
+def test_little_is_left_in_other(name: str, shared_traces: Path):
     table = kernels.summary(nsightkit.load(shared_traces / name, cache=False))
     left = table[table["category"] == "other"]
     listed = ", ".join(f"{row['name']!r} {row['share']:.2%}" for row in left.to_dict("records"))

@@ -48,7 +48,7 @@ def categories(snapshot: reader.Snapshot) -> dict[str, int]:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("expandable", [False, True])
-def test_amounts_and_free_space_are_those_of_the_allocator(expandable: bool, seed: int) -> None:
+def test_amounts_and_free_space_are_those_of_the_allocator(expandable: bool, seed: int):
     allocator = random_program(seed, 260, expandable=expandable)
     snapshot = taken(allocator)
     assert amounts(snapshot).tolist() == [list(row) for row in allocator.truth]
@@ -66,7 +66,7 @@ def test_amounts_and_free_space_are_those_of_the_allocator(expandable: bool, see
 
 
 @pytest.mark.parametrize("expandable", [False, True])
-def test_a_ring_buffer_that_lost_its_beginning_changes_nothing_after_it(expandable: bool) -> None:
+def test_a_ring_buffer_that_lost_its_beginning_changes_nothing_after_it(expandable: bool):
     allocator = random_program(11, 60, expandable=expandable)
     count = len(allocator.events)
     for keep in range(0, count + 1, 7):
@@ -81,7 +81,7 @@ def test_a_ring_buffer_that_lost_its_beginning_changes_nothing_after_it(expandab
         assert missing.max() <= 20 * MIB * old
 
 
-def test_the_fullest_device_answers() -> None:
+def test_the_fullest_device_answers():
     small, large = random_program(41, 40), random_program(42, 80)
     found, second = small.snapshot(), large.snapshot()
     found["device_traces"] += second["device_traces"]
@@ -94,14 +94,14 @@ def test_the_fullest_device_answers() -> None:
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_the_end_is_what_torch_counted(shared_traces: Path, name: str) -> None:
+def test_the_end_is_what_torch_counted(shared_traces: Path, name: str):
     snapshot = reader.read(shared_traces / name)
     counted = snapshot.segments[["allocated_bytes", "active_bytes", "requested_bytes", "total_bytes"]]
     assert amounts(snapshot)[-1].tolist() == counted.sum().tolist()
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_the_rule_for_block_sizes_gives_the_sizes_torch_recorded(shared_traces: Path, name: str) -> None:
+def test_the_rule_for_block_sizes_gives_the_sizes_torch_recorded(shared_traces: Path, name: str):
     """Free every block of a real snapshot at its end: sizes that were in the file now follow from the rule alone."""
     with (shared_traces / name).open("rb") as file:
         found = pickle.load(file)  # a public file, looked at before; only this test loads it so
@@ -171,7 +171,7 @@ def training(*, native: bool = True) -> tuple[Allocator, dict[str, int]]:
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_categories_and_lines_of_a_training_step(native: bool) -> None:
+def test_categories_and_lines_of_a_training_step(native: bool):
     allocator, truth = training(native=native)
     snapshot = taken(allocator)
     assert categories(snapshot) == truth
@@ -181,7 +181,7 @@ def test_categories_and_lines_of_a_training_step(native: bool) -> None:
     assert (("at::_ops::mm::call" if native else "no stack"), "gradients") in sites
 
 
-def test_casts_half_as_large_as_a_weight_are_copies() -> None:
+def test_casts_half_as_large_as_a_weight_are_copies():
     allocator = Allocator()
     allocator.malloc(4 * MIB, frames=SETUP)
     held = [allocator.malloc(size * MIB, frames=AUTOCAST) for size in (2, 5)]
@@ -200,14 +200,14 @@ def test_casts_half_as_large_as_a_weight_are_copies() -> None:
         (FORWARD, "zero_grad", "temporary"),
     ],
 )
-def test_what_zero_grad_frees_was_a_gradient(frames: Frames, freed_by: str, category: str) -> None:
+def test_what_zero_grad_frees_was_a_gradient(frames: Frames, freed_by: str, category: str):
     allocator = Allocator()
     block = allocator.malloc(5 * MIB, frames=frames)
     allocator.free(block, frames=[frame(freed_by, f"{TORCH}/optim/optimizer.py")])
     assert list(categories(taken(allocator))) == [category]
 
 
-def test_what_an_error_for_want_of_memory_frees_was_not_temporary() -> None:
+def test_what_an_error_for_want_of_memory_frees_was_not_temporary():
     allocator = Allocator()
     held = [allocator.malloc(15 * MIB, frames=FORWARD) for _ in range(4)]
     held += [allocator.malloc(5 * MIB, frames=FORWARD) for _ in range(4)]
@@ -238,7 +238,7 @@ def test_what_an_error_for_want_of_memory_frees_was_not_temporary() -> None:
             analysis.at(without, moment)  # type: ignore[arg-type]
 
 
-def test_categories_survive_a_cut_and_say_what_is_not_known() -> None:
+def test_categories_survive_a_cut_and_say_what_is_not_known():
     cut = training()[0].snapshot(30)
     assert categories(tables(cut))["weights"] == 12  # blocks of the end keep their stacks
     for segment in cut["segments"]:
@@ -268,7 +268,7 @@ OUTER_STEP = [frame("step", "/home/a/optim-course/loop.py"), *OUTSIDE]
         ([*FORWARD[1:], *STEP], "activations"),
     ],
 )
-def test_names_further_out_do_not_decide(frames: Frames, category: str) -> None:
+def test_names_further_out_do_not_decide(frames: Frames, category: str):
     """What a run is called, where a project lies, and a custom function's forward are not evidence."""
     allocator = Allocator()
     allocator.malloc(5000, frames=frames)
@@ -278,7 +278,7 @@ def test_names_further_out_do_not_decide(frames: Frames, category: str) -> None:
 # ---------------------------------------------------------------- over time
 
 
-def test_bands_stack_up_to_the_allocated_bytes() -> None:
+def test_bands_stack_up_to_the_allocated_bytes():
     snapshot = taken(random_program(51, 200))
     level = analysis.timeline(snapshot, 0)["allocated_bytes"].to_numpy()
     for top in (5, 1000):
@@ -291,7 +291,7 @@ def test_bands_stack_up_to_the_allocated_bytes() -> None:
             assert edges[-1] == level[event + 1] or top == 5
 
 
-def test_growth_is_what_is_left_behind() -> None:
+def test_growth_is_what_is_left_behind():
     """Each step keeps a block of its hook's, and frees what its forward pass took."""
     allocator = Allocator()
     for _ in range(5):
@@ -308,7 +308,7 @@ def test_growth_is_what_is_left_behind() -> None:
 # ---------------------------------------------------------------- the command line
 
 
-def test_the_command_answers_as_the_contract_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_answers_as_the_contract_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     allocator, truth = training()
     allocator.oom(1 << 30, 5 << 20, frames=[frame("\x1b[31mred\n[bold]", "<a>")])
     path = tmp_path / "s.pickle"

@@ -44,7 +44,7 @@ def _reason(trace: Trace) -> str | None:
     return "error" if schedule.error > MOST_ERROR else None
 
 
-def test_latencies_are_constants_so_that_an_unchanged_replay_is_no_identity(tmp_path: Path) -> None:
+def test_latencies_are_constants_so_that_an_unchanged_replay_is_no_identity(tmp_path: Path):
     trace = _exact(tmp_path, *SYNCED)
     assert read(trace).error == 0
     calls = trace.table("calls")
@@ -55,14 +55,14 @@ def test_latencies_are_constants_so_that_an_unchanged_replay_is_no_identity(tmp_
 
 
 @pytest.mark.parametrize("name", ["item-each-layer", "launch-blocking"])
-def test_a_model_without_waits_is_found_out(tmp_path: Path, name: str) -> None:
+def test_a_model_without_waits_is_found_out(tmp_path: Path, name: str):
     schedule = read(_trace(tmp_path, simulated_programs.PROGRAMS[name]))
     assert schedule.error < 0.02
     assert abs(schedule.play(Change(waits=False)).wall_ns / schedule.recorded.wall_ns - 1) > MOST_ERROR
 
 
 @pytest.mark.parametrize("name", ["item-each-layer", "hand-over"])
-def test_streams_that_are_not_what_they_seem_cannot_be_played(tmp_path: Path, name: str) -> None:
+def test_streams_that_are_not_what_they_seem_cannot_be_played(tmp_path: Path, name: str):
     """Kernels and copies dealt out to streams at random: each seems to wait for the one before it."""
     trace = _trace(tmp_path, simulated_programs.PROGRAMS[name])
     draw = np.random.default_rng(3)
@@ -73,7 +73,7 @@ def test_streams_that_are_not_what_they_seem_cannot_be_played(tmp_path: Path, na
     assert _reason(_frames(trace, **dealt)) is not None
 
 
-def test_without_launches_there_is_no_schedule(tmp_path: Path) -> None:
+def test_without_launches_there_is_no_schedule(tmp_path: Path):
     trace = _exact(tmp_path, *[Launch("k", 30 * US)] * 60)
     calls = trace.table("calls")
     number = np.arange(len(calls))
@@ -86,12 +86,12 @@ def test_without_launches_there_is_no_schedule(tmp_path: Path) -> None:
     assert read(_frames(trace, calls=calls.iloc[30:].reset_index(drop=True))).error == 0
 
 
-def test_one_operation(tmp_path: Path) -> None:
+def test_one_operation(tmp_path: Path):
     assert read(_exact(tmp_path, Launch("k", 30 * US))).unchanged.wall_ns == 30 * US
 
 
 @pytest.mark.parametrize("name", ["starved-loader", "busy"])
-def test_a_selection(tmp_path: Path, name: str) -> None:
+def test_a_selection(tmp_path: Path, name: str):
     """Also where the queue is full of what was not selected."""
     run = play(simulated_programs.PROGRAMS[name], seed=2)
     part = read(select(nsightkit.load(run.write(tmp_path / "t.sqlite")), last_steps=4))
@@ -100,7 +100,7 @@ def test_a_selection(tmp_path: Path, name: str) -> None:
     assert part.error < 0.02
 
 
-def test_a_selection_with_fewer_streams_than_its_trace() -> None:
+def test_a_selection_with_fewer_streams_than_its_trace():
     whole = nsightkit.load(Path(__file__).parents[3] / "docs" / "cases" / "h100-all-copies" / "two-gpus-1s.parquet")
     for device in (0, 1):
         assert read(select(whole, device=device)).error < 0.02

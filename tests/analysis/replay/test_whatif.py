@@ -32,7 +32,7 @@ def _trace(tmp_path: Path, run: Any) -> Trace:
 
 
 @pytest.mark.parametrize("name", list(PROGRAMS))
-def test_a_named_program_gains_what_is_predicted(tmp_path: Path, name: str) -> None:
+def test_a_named_program_gains_what_is_predicted(tmp_path: Path, name: str):
     run = play(PROGRAMS[name], seed=1)
     replay = WhatIf(_trace(tmp_path, run))
     assert replay.refused is None
@@ -56,14 +56,14 @@ def test_a_named_program_gains_what_is_predicted(tmp_path: Path, name: str) -> N
         ("sleep-each-layer", (["no-cpu-work:something else"],), []),
     ],
 )
-def test_several_changes_and_names(tmp_path: Path, program: str, asked: Any, change: Any) -> None:
+def test_several_changes_and_names(tmp_path: Path, program: str, asked: Any, change: Any):
     run = play(PROGRAMS[program], seed=1)
     row = whatif.rows(WhatIf(_trace(tmp_path, run)), whatif.checked_changes(*asked))[-1]
     assert row["speedup"] == pytest.approx(run.wall_ns / play(PROGRAMS[program], 1, change).wall_ns, rel=0.03)
     assert row["predicted_ns"] == pytest.approx(row["wall_ns"] / row["speedup"], abs=1)
 
 
-def test_without_arguments_the_changes_that_gain(tmp_path: Path) -> None:
+def test_without_arguments_the_changes_that_gain(tmp_path: Path):
     rows = whatif.rows(WhatIf(_trace(tmp_path, play(PROGRAMS["starved-loader"], seed=1))))
     gains = [row["speedup"] for row in rows]
     assert {row["change"] for row in rows} <= set(CHANGES)
@@ -147,14 +147,14 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize(("events", "round_us", "saved_us"), BY_HAND.values(), ids=BY_HAND)
-def test_gains_by_hand(tmp_path: Path, events: Any, round_us: int, saved_us: dict[str, int]) -> None:
+def test_gains_by_hand(tmp_path: Path, events: Any, round_us: int, saved_us: dict[str, int]):
     replay = WhatIf(_loop(tmp_path / "t.sqlite", events, round_us))
     assert replay.wall_ns is not None
     for change, saved in saved_us.items():
         assert replay.row(change)["predicted_ns"] == pytest.approx(replay.wall_ns - saved * US, rel=0.02), change
 
 
-def test_pages_that_move_stand_in_no_stream(tmp_path: Path) -> None:
+def test_pages_that_move_stand_in_no_stream(tmp_path: Path):
     """Those of managed memory: nobody launched them, and no kernel waits for the one before."""
     events = [("kernel", "k", 0, 5, 8, 108), ("copy", "HtoD", 6, 7, 20, 30), ("call", "cudaDeviceSynchronize", 8, 110)]
     frames = _frames(_loop(tmp_path / "t.sqlite", events, 3_000))
@@ -164,7 +164,7 @@ def test_pages_that_move_stand_in_no_stream(tmp_path: Path) -> None:
     assert len(replay.playable.program.duration_ns) == 10
 
 
-def test_many_streams_and_syncs_cost_what_they_hold(tmp_path: Path) -> None:
+def test_many_streams_and_syncs_cost_what_they_hold(tmp_path: Path):
     """A wait for the device holds for streams that have had no work since the last one: pairs are not listed again."""
     out = Export()
     now = 1_000 * US
@@ -189,7 +189,7 @@ def test_many_streams_and_syncs_cost_what_they_hold(tmp_path: Path) -> None:
         ({"scale": "gemm=" + "9" * 400}, "not of the form"),
     ],
 )
-def test_what_cannot_be_asked(arguments: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_asked(arguments: dict[str, Any], message: str):
     with pytest.raises(UsageError, match=message):
         whatif.checked_changes(**arguments)
 
@@ -222,7 +222,7 @@ def _with_a_clock_ahead(frame: pd.DataFrame) -> pd.DataFrame:
 
 @pytest.mark.parametrize("name", ["starved-loader", "item-each-layer", "hand-over"])
 @pytest.mark.parametrize("distort", [_in_microseconds, _beside_another, _with_a_clock_ahead])
-def test_what_should_not_matter(tmp_path: Path, name: str, distort: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
+def test_what_should_not_matter(tmp_path: Path, name: str, distort: Callable[[pd.DataFrame], pd.DataFrame]):
     frames = _frames(_trace(tmp_path, play(PROGRAMS[name], seed=1)))
     exact = WhatIf(Trace.from_frames(frames))
     distorted = WhatIf(Trace.from_frames({table: distort(frame) for table, frame in frames.items()}))
@@ -230,7 +230,7 @@ def test_what_should_not_matter(tmp_path: Path, name: str, distort: Callable[[pd
         assert distorted.row(change)["speedup"] == pytest.approx(exact.row(change)["speedup"], rel=0.03), change
 
 
-def test_where_nothing_can_be_played_nothing_is_predicted(tmp_path: Path) -> None:
+def test_where_nothing_can_be_played_nothing_is_predicted(tmp_path: Path):
     trace = _trace(tmp_path, play(PROGRAMS["busy"], seed=1))
     bare = WhatIf(Trace.from_frames({"kernels": trace.table("kernels")}))
     assert whatif.rows(bare) == []
@@ -245,14 +245,14 @@ def test_where_nothing_can_be_played_nothing_is_predicted(tmp_path: Path) -> Non
         ("v100-no-buckets/rank", 1.67),  # autograd's thread launches more slowly than the optimizer's
     ],
 )
-def test_autograd_s_thread_is_handed_the_backward_pass(case: str, gain: float) -> None:
+def test_autograd_s_thread_is_handed_the_backward_pass(case: str, gain: float):
     """Without the hand-over, backward would stay where it was recorded and free launches would gain 1.24x and 1.27x."""
     rank = nsightkit.load(Path(__file__).parents[3] / f"docs/cases/{case}.parquet")
     assert rank.whatif("free-launches")["speedup"].iloc[0] == pytest.approx(gain, abs=0.02)
     assert rank.whatif("no-cpu-work")["speedup"].iloc[0] < 1.05
 
 
-def test_the_starved_resnet_beside_what_four_loader_workers_gave(shared_traces: Path) -> None:
+def test_the_starved_resnet_beside_what_four_loader_workers_gave(shared_traces: Path):
     folder = shared_traces / "kineto"
     before, after = (nsightkit.load(next(folder.glob(f"*workers_{n}__*")), cache=False) for n in (0, 4))
     row = WhatIf(before).row("no-input-wait")

@@ -28,7 +28,7 @@ ROWS = tomllib.loads(Path(__file__).with_name("costs.toml").read_text(encoding="
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_costs_by_hand(row: dict[str, Any]) -> None:
+def test_costs_by_hand(row: dict[str, Any]):
     found = cost(row["name"], inputs(row["dims"], row["types"], row.get("values")))
     assert found is not None
     assert (found.flops, found.bytes) == (row["flops"], row["bytes"])
@@ -50,7 +50,7 @@ def test_costs_by_hand(row: dict[str, Any]) -> None:
         ("aten::mm", "[" * 100_000),
     ],
 )
-def test_what_has_no_known_cost(name: str, given: str) -> None:
+def test_what_has_no_known_cost(name: str, given: str):
     assert cost(name, given) is None
 
 
@@ -77,7 +77,7 @@ def planted(gpu: str | None = "NVIDIA H200") -> Trace:
     return Trace.from_frames(frames, TraceMeta(tool="planted", gpus=[Gpu(device=0, name=gpu)]))
 
 
-def test_a_planted_trace_is_judged_exactly() -> None:
+def test_a_planted_trace_is_judged_exactly():
     table = sol.summary(planted()).set_index("name")
     product = table.loc["aten::mm 2048x4096 4096x4096 bf16"]
     flops = 2 * 2048 * 4096 * 4096
@@ -94,7 +94,7 @@ def test_a_planted_trace_is_judged_exactly() -> None:
     assert unknown["sol_measured"].isna().sum() == 1
 
 
-def test_the_card_must_be_known() -> None:
+def test_the_card_must_be_known():
     with pytest.raises(UsageError, match="--gpu"):
         sol.summary(planted(gpu=None))
     with pytest.raises(UsageError, match="not known"):
@@ -102,7 +102,7 @@ def test_the_card_must_be_known() -> None:
 
 
 @pytest.mark.parametrize("absent", ["kernels", "ops"])
-def test_nothing_recorded_gives_nothing(absent: str) -> None:
+def test_nothing_recorded_gives_nothing(absent: str):
     trace = planted()
     frames = {table: trace.table(table) for table in ("ops", "calls", "kernels") if table != absent}
     table = sol.summary(Trace.from_frames(frames, TraceMeta(tool="planted", missing=[absent])))
@@ -110,7 +110,7 @@ def test_nothing_recorded_gives_nothing(absent: str) -> None:
     assert list(table.columns) == list(sol.summary(trace).columns)
 
 
-def test_operators_of_pytorch_are_counted_as_it_counts_them(tmp_path: Path) -> None:
+def test_operators_of_pytorch_are_counted_as_it_counts_them(tmp_path: Path):
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -134,7 +134,7 @@ def test_operators_of_pytorch_are_counted_as_it_counts_them(tmp_path: Path) -> N
     assert flops == counter.get_total_flops()
 
 
-def test_a_real_trace_stays_below_the_speed_of_light(shared_traces: Path) -> None:
+def test_a_real_trace_stays_below_the_speed_of_light(shared_traces: Path):
     """A video transformer on an H100: nothing impossible, and GEMMs where GEMMs of such sizes are."""
     path = next((shared_traces / "tracelens").glob("h100*timesformer*.json.gz"))
     trace = nsightkit.load(path, cache=False)

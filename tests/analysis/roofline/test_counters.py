@@ -34,13 +34,13 @@ RANDOM = "void at::native::(anonymous namespace)::distribution_elementwise_grid_
         ("void at::native::reduce_kernel<512, 1, f>(f)", False),
     ],
 )
-def test_tensor_cores_are_advised_for_products(kernel: str, is_advised: bool) -> None:
+def test_tensor_cores_are_advised_for_products(kernel: str, is_advised: bool):
     _, evidence, steps = told(kernel, **FP32)
     assert ("put it on the tensor cores" in steps) == is_advised
     assert "FMA: 90.0%" in evidence
 
 
-def test_a_kernel_in_double_precision_is_not_told_to_use_tf32() -> None:
+def test_a_kernel_in_double_precision_is_not_told_to_use_tf32():
     fp64 = {"sm_pct": 90, "memory_pct": 30, "tensor_pct": 0, "fp64_pct": 85, "fma_pct": 3}
     _, evidence, steps = told("naive_gemm", **fp64)
     assert "FP64: 85.0%" in evidence
@@ -50,7 +50,7 @@ def test_a_kernel_in_double_precision_is_not_told_to_use_tf32() -> None:
     assert "TF32" in steps
 
 
-def test_the_busiest_pipe_is_named_in_a_basic_report_too() -> None:
+def test_the_busiest_pipe_is_named_in_a_basic_report_too():
     basic = {"sm_pct": 77, "memory_pct": 33, "tensor_elapsed_pct": 1, "fma_elapsed_pct": 42, "alu_elapsed_pct": 57}
     _, evidence, steps = told(RANDOM, **basic)
     assert "other pipe is ALU: 57.0% (sm__pipe_alu_cycles_active.avg.pct_of_peak_sustained_elapsed)" in evidence
@@ -72,7 +72,7 @@ IDLE = {"sm_pct": 15, "memory_pct": 53, "waves": 100}
         (0, 512, (1, 1, 8, 16), "registers+shared_mem"),
     ],
 )
-def test_a_block_without_shared_memory_is_not_limited_by_it(static: int, dynamic: int, limits, expected: str) -> None:
+def test_a_block_without_shared_memory_is_not_limited_by_it(static: int, dynamic: int, limits, expected: str):
     metrics = dict(zip((f"limit_{name}_blocks" for name in counters.LIMITS), limits, strict=True))
     bytes_of = {"static_shared_bytes": static, "dynamic_shared_bytes": dynamic}
     row = summed_up(**IDLE, **metrics, **bytes_of, theoretical_occupancy_pct=50)
@@ -94,7 +94,7 @@ def test_a_block_without_shared_memory_is_not_limited_by_it(static: int, dynamic
         ({"sm_pct": 77, "memory_pct": 33}, 2.0, 0),
     ],
 )
-def test_the_last_wave_is_asked_for_in_every_class(used: dict[str, float], waves: float, empty: int) -> None:
+def test_the_last_wave_is_asked_for_in_every_class(used: dict[str, float], waves: float, empty: int):
     _, evidence, steps = told(**used, waves=waves)
     assert (f"the last wave leaves up to {empty}% of the SMs' time empty" in evidence) == bool(empty)
     assert evidence.count("last wave") == bool(empty)
@@ -156,7 +156,7 @@ STALLED = "90% of a warp's time between two instructions is"
         (QUIET | STALLS | {"issue_pct": 95, "stall_barrier": 9.0}, [], ["barrier"]),
     ],
 )
-def test_what_is_said_of_planted_counters(metrics: dict[str, float], present: list[str], absent: list[str]) -> None:
+def test_what_is_said_of_planted_counters(metrics: dict[str, float], present: list[str], absent: list[str]):
     text = "\n".join(told(**metrics)[1:])
     assert [words for words in present if words not in text] == [], text
     assert [words for words in absent if words in text] == [], text

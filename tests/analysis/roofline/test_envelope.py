@@ -40,7 +40,7 @@ def printed(values: list[float], like: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("line", MATRIX_TABLE.strip().splitlines(), ids=lambda line: line.split()[0])
-def test_the_ten_configurations_to_the_printed_digit(line: str) -> None:
+def test_the_ten_configurations_to_the_printed_digit(line: str):
     name, *expected = line.split()
     found = envelope(find(name, MATRIX))
     gib = 2**30
@@ -65,7 +65,7 @@ def test_the_ten_configurations_to_the_printed_digit(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", SIZES_TABLE.strip().splitlines(), ids=lambda line: line.split()[0])
-def test_the_sizes_to_the_printed_digit(line: str) -> None:
+def test_the_sizes_to_the_printed_digit(line: str):
     name, *expected = line.split()
     found = envelope(find(name, SIZES))
     gib = 2**30
@@ -74,7 +74,7 @@ def test_the_sizes_to_the_printed_digit(line: str) -> None:
     assert printed(values, expected) == expected
 
 
-def test_alignment_is_eight_elements_and_not_more() -> None:
+def test_alignment_is_eight_elements_and_not_more():
     aligned = summary((*MATRIX, *VARIANTS)).set_index("config")["aligned"]
     unaligned = ["misaligned_dims", "vocab_bottleneck", "misaligned_dims_even", "misaligned_dims_258"]
     assert list(aligned.index[~aligned]) == unaligned
@@ -82,7 +82,7 @@ def test_alignment_is_eight_elements_and_not_more() -> None:
     assert misaligned(find("misaligned_dims")) == ["d_model", "d_ff", "tokens", "d_head", "context"]
 
 
-def test_the_notes_say_what_the_figures_leave_out() -> None:
+def test_the_notes_say_what_the_figures_leave_out():
     notes = {row.config: " | ".join(row.notes) for row in summary((*MATRIX, *VARIANTS)).itertuples()}
     assert "no flash attention" in notes["misaligned_dims"]
     assert "3.65 GB" in notes["misaligned_dims"]

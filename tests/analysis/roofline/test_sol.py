@@ -28,7 +28,7 @@ def _digits(value: float) -> int:
     return len(text.partition(".")[2])
 
 
-def test_a_layer_to_the_printed_digits() -> None:
+def test_a_layer_to_the_printed_digits():
     layer = sol.layer_costs(1, 2048, 4096, 32, 11008)
     sheet = sol.bounds(layer, H200).set_index("name")
     measured = sol.bounds(layer, MEASURED).set_index("name")
@@ -47,7 +47,7 @@ def test_a_layer_to_the_printed_digits() -> None:
     assert tensor["bound_ns"].sum() / 1e3 == pytest.approx(872.5, abs=0.06)  # all else fused away
 
 
-def test_decoding_is_the_weights() -> None:
+def test_decoding_is_the_weights():
     layer = sol.layer_costs(1, 1, 4096, 32, 11008, keys=1)
     weights = sum(op.bytes for op in layer if op.unit == "bf16" and op.name != "attention")
     assert weights / 1e6 == pytest.approx(404.75, abs=0.2)
@@ -62,7 +62,7 @@ def test_decoding_is_the_weights() -> None:
     assert sol.attention_cost(1, 1, 4, 1, keys=10).flops == 4 * (4 * 6 + 8)
 
 
-def test_the_published_layer_is_impossible() -> None:
+def test_the_published_layer_is_impossible():
     """Times that have been printed for an H100, which would need more than twice its peak."""
     h100 = sol.datasheet(hardware.find("H100 SXM"))
     printed = {"QKV": 85e3, "gate and up": 135e3, "down": 68e3, "output projection": 32e3}
@@ -73,7 +73,7 @@ def test_the_published_layer_is_impossible() -> None:
     assert table.loc["QKV", "note"] == "would be 2,425 TFLOP/s, above the peak"
 
 
-def test_a_cached_tensor_may_beat_the_memory_and_a_large_one_not() -> None:
+def test_a_cached_tensor_may_beat_the_memory_and_a_large_one_not():
     small, large = sol.elementwise_cost("rms_norm", 2048, 4096), sol.elementwise_cost("rms_norm", 1 << 16, 4096)
     quick = [H200.memory_ns(small) / 2, H200.memory_ns(large) / 2]
     table = sol.judge([small, large], quick, H200)
@@ -82,7 +82,7 @@ def test_a_cached_tensor_may_beat_the_memory_and_a_large_one_not() -> None:
     assert "too large for the L2 cache" in table["note"][1]
 
 
-def test_above_the_peak_a_time_is_impossible_and_a_share_of_ceilings_is_exact() -> None:
+def test_above_the_peak_a_time_is_impossible_and_a_share_of_ceilings_is_exact():
     layer = sol.layer_costs(1, 2048, 4096, 32, 11008)
     for hurry in (0.3, 0.78, 1.0, 3.0):
         table = sol.judge(layer, [hurry * MEASURED.bound_ns(operation) for operation in layer], H200, MEASURED)

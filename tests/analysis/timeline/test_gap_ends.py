@@ -50,7 +50,7 @@ def _laid(tmp_path: Path, kernels: list[tuple[int, int, int]], *events: tuple[st
         ),
     ],
 )
-def test_before_the_first_launch_and_after_the_last_operation(tmp_path, first, last_end, end, events, found) -> None:
+def test_before_the_first_launch_and_after_the_last_operation(tmp_path, first, last_end, end, events, found):
     middle = (first + last_end) // 2
     kernels = [(first - 4, first, middle), (first, middle, last_end)]
     trace = _laid(tmp_path, kernels, ("range", "step", 0, end), *events)
@@ -62,7 +62,7 @@ def test_before_the_first_launch_and_after_the_last_operation(tmp_path, first, l
     assert gaps.summary(trace).empty  # between the first operation and the last there is no gap
 
 
-def test_a_window_begins_where_the_gpu_got_to_the_first_step(tmp_path: Path) -> None:
+def test_a_window_begins_where_the_gpu_got_to_the_first_step(tmp_path: Path):
     """The GPU was still at work that was launched before the recording: that is not idle time of the step."""
     trace = _laid(tmp_path, [(10, 8_000, 9_000)], ("range", "step", 0, 100))
     assert steps.windows(trace)["begin_ns"].tolist() == [8_000 * US]

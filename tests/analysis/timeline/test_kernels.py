@@ -31,7 +31,7 @@ def planted(durations: dict[str, list[int]], **more: Any) -> Trace:
     return Trace.from_frames({"kernels": frame})
 
 
-def test_statistics_of_each_name() -> None:
+def test_statistics_of_each_name():
     table = kernels.summary(
         planted({"volta_sgemm_32x32_nn": [10, 20, 60], "ncclDevKernel_SendRecv": [5, 7], "odd": [1]})
     )
@@ -49,26 +49,26 @@ def test_statistics_of_each_name() -> None:
     assert table["share"].tolist() == pytest.approx([90 / 103, 12 / 103, 1 / 103])
 
 
-def test_by_category_merges_names() -> None:
+def test_by_category_merges_names():
     table = kernels.summary(planted({"volta_sgemm_32x32_nn": [10, 20], "nvjet_hsh_1": [3], "odd": [1]}), by="category")
     assert list(table.columns) == COLUMNS
     assert table["name"].tolist() == table["category"].tolist() == ["GEMM", "other"]
     assert table["total_ns"].tolist() == [33, 1]
 
 
-def test_sorting() -> None:
+def test_sorting():
     trace = planted({"long": [1000], "often": [1] * 10})
     assert kernels.summary(trace)["name"].tolist() == ["long", "often"]
     assert kernels.summary(trace, sort="count")["name"].tolist() == ["often", "long"]
 
 
-def test_sums_are_exact_beyond_the_precision_of_doubles() -> None:
+def test_sums_are_exact_beyond_the_precision_of_doubles():
     big = 2**52 + 1
     table = kernels.summary(planted({"a": [big, big, 1], "b": [big]}))
     assert table["total_ns"].tolist() == [2**53 + 3, big]
 
 
-def test_nothing_and_bad_arguments() -> None:
+def test_nothing_and_bad_arguments():
     empty = kernels.summary(Trace.from_frames({}))
     assert list(empty.columns) == COLUMNS
     assert not len(empty)

@@ -10,7 +10,7 @@ from nsightkit.trace.model import Trace
 COLUMNS = ["kind", "src_kind", "dst_kind", "count", "bytes", "total_ns", "gb_per_s"]
 
 
-def test_each_direction_and_kind_is_a_row() -> None:
+def test_each_direction_and_kind_is_a_row():
     frame = pd.DataFrame(
         {
             "start_ns": [0, 100, 200, 300, 400],
@@ -35,7 +35,7 @@ def test_each_direction_and_kind_is_a_row() -> None:
     assert pd.isna(table["gb_per_s"][3])
 
 
-def test_bytes_that_were_not_recorded_are_not_zero() -> None:
+def test_bytes_that_were_not_recorded_are_not_zero():
     """ROCm's copies and some memsets come without a size; of the other copies only one has one."""
     frame = pd.DataFrame(
         {

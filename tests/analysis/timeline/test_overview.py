@@ -34,7 +34,7 @@ def two_devices(meta: TraceMeta | None = None) -> Trace:
     )
 
 
-def test_every_figure_of_two_devices() -> None:
+def test_every_figure_of_two_devices():
     meta = TraceMeta(tool="Nsight Systems", tool_version="2025.1", gpus=[Gpu(0, "NVIDIA H200")], missing=["ops"])
     result = overview.summary(two_devices(meta))
     devices = result.pop("devices")
@@ -63,13 +63,13 @@ def test_every_figure_of_two_devices() -> None:
     assert (second["device"], second["name"], second["density"], second["memory_overhead"]) == (1, None, 1.0, 0.0)
 
 
-def test_the_captured_window_is_the_sources() -> None:
+def test_the_captured_window_is_the_sources():
     # On the source's clock; the trace's begins with the first event, which here is at 0.
     result = overview.summary(two_devices(TraceMeta(window_ns=(-50, 5000))))
     assert (result["lead_ns"], result["tail_ns"]) == (150, 3900)
 
 
-def test_the_window_is_the_steps() -> None:
+def test_the_window_is_the_steps():
     # The step begins 900 before the GPU does, on both of its devices.
     trace = Trace.from_frames(
         {
@@ -88,14 +88,14 @@ def test_the_window_is_the_steps() -> None:
     assert overview.note_on_idle_shares(whole, overview.summary(whole)) is None
 
 
-def test_not_recorded_is_not_zero() -> None:
+def test_not_recorded_is_not_zero():
     meta = TraceMeta(missing=["kernels", "memops", "graphs", "calls"])
     result = overview.summary(Trace.from_frames({"os_calls": pd.DataFrame({"start_ns": [0], "end_ns": [5]})}, meta))
     assert {value for key, value in result.items() if key not in FACTS} == {None}
     assert result["devices"] == []
 
 
-def test_recorded_but_idle_is_zero() -> None:
+def test_recorded_but_idle_is_zero():
     result = overview.summary(Trace.from_frames({"calls": pd.DataFrame({"start_ns": [3], "end_ns": [5]})}))
     assert (result["span_ns"], result["busy_ns"], result["kernel_count"], result["wall_ns"]) == (0, 0, 0, 0)
     assert result["density"] is None
@@ -111,13 +111,13 @@ def test_recorded_but_idle_is_zero() -> None:
         ("hta/triton_example__triton_example.json.gz", 1_760, 1_760),
     ],
 )
-def test_what_others_get_wrong(name: str, busy_ns: int, span_ns: int, shared_traces: Path) -> None:
+def test_what_others_get_wrong(name: str, busy_ns: int, span_ns: int, shared_traces: Path):
     result = overview.summary(nsightkit.load(shared_traces / name, cache=False))
     assert result["busy_ns"] == pytest.approx(busy_ns, abs=busy_ns * 1e-5)
     assert result["span_ns"] == pytest.approx(span_ns, abs=span_ns * 1e-5)
 
 
-def test_a_filter_that_leaves_nothing_says_so() -> None:
+def test_a_filter_that_leaves_nothing_says_so():
     """Nothing left to measure is not 0: the trace has work, of which the filter takes none."""
     trace = Trace.from_frames({"kernels": _frame((0, 10, 20))})
     assert overview.warning_without_gpu_work(trace) is None

@@ -45,12 +45,12 @@ def names(trace: Trace) -> list[str]:
     return sorted(kernels.summary(trace)["name"])
 
 
-def test_no_filter_is_the_trace_itself() -> None:
+def test_no_filter_is_the_trace_itself():
     trace = planted()
     assert selection.select(trace) is trace
 
 
-def test_device() -> None:
+def test_device():
     chosen = selection.select(planted(), device=1)
     assert names(chosen) == ["k2"]
     assert chosen.size("calls") == 6  # what the CPU did stays
@@ -60,7 +60,7 @@ def test_device() -> None:
         selection.select(Trace.from_frames({}), device=0)
 
 
-def test_time_window_is_half_open_and_by_start() -> None:
+def test_time_window_is_half_open_and_by_start():
     assert names(selection.select(planted(), time_ns=(510, 570))) == ["k0", "k1", "k5"]
     assert names(selection.select(planted(), time_ns=(570, None))) == ["k2", "k3", "k4"]
     assert names(selection.select(planted(), time_ns=(None, 511))) == ["k0"]
@@ -69,7 +69,7 @@ def test_time_window_is_half_open_and_by_start() -> None:
             selection.select(planted(), time_ns=window)
 
 
-def test_within_takes_threads_without_ranges_but_not_those_with_their_own() -> None:
+def test_within_takes_threads_without_ranges_but_not_those_with_their_own():
     assert names(selection.select(planted(), within="forward")) == ["k0", "k3"]
     assert names(selection.select(planted(), within="^backward$")) == ["k1", "k4"]
     chosen = selection.select(planted(), within="backward")
@@ -78,7 +78,7 @@ def test_within_takes_threads_without_ranges_but_not_those_with_their_own() -> N
     assert chosen.whole.size("kernels") == 6
 
 
-def test_within_says_what_there_is() -> None:
+def test_within_says_what_there_is():
     with pytest.raises(UsageError, match="no range matches 'nope'; there are 'step'"):
         selection.select(planted(), within="nope")
     with pytest.raises(UsageError, match="not a regular expression"):
@@ -87,7 +87,7 @@ def test_within_says_what_there_is() -> None:
         selection.select(Trace.from_frames({}, TraceMeta(missing=["ranges"])), within="x")
 
 
-def test_last_steps() -> None:
+def test_last_steps():
     assert names(selection.select(planted(), last_steps=1)) == ["k3", "k4"]
     assert names(selection.select(planted(), last_steps=99)) == ["k0", "k1", "k2", "k3", "k4"]
     with pytest.raises(UsageError, match="must be at least 1"):
@@ -96,7 +96,7 @@ def test_last_steps() -> None:
         selection.select(Trace.from_frames({}), last_steps=1)
 
 
-def test_filters_combine_also_one_after_the_other() -> None:
+def test_filters_combine_also_one_after_the_other():
     both = selection.select(planted(), within="forward", last_steps=1)
     assert names(both) == ["k3"]
     again = selection.select(selection.select(planted(), within="forward"), last_steps=1)

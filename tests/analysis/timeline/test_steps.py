@@ -35,7 +35,7 @@ def _calls(*starts: int, thread: int = MAIN) -> pd.DataFrame:
     return frame.assign(end_ns=frame["start_ns"] + 2, process=P, thread=thread)
 
 
-def test_a_step_ends_with_its_work_and_the_next_one_begins_there() -> None:
+def test_a_step_ends_with_its_work_and_the_next_one_begins_there():
     # Launched at 10 and 20, at 110, by another thread at 150, and at 290; the GPU is behind, and then waits.
     calls = pd.concat([_calls(10, 20, 110), _calls(0, 0, 0, 150, thread=OTHER)[3:], _calls(0, 0, 0, 0, 290)[4:]])
     kernels = _kernels((0, P, 30, 60), (0, P, 60, 130), (0, P, 130, 160), (0, P, 160, 240), (0, P, 295, 420))
@@ -58,7 +58,7 @@ def test_a_step_ends_with_its_work_and_the_next_one_begins_there() -> None:
     assert not table["outlier"].any()
 
 
-def test_no_step_ends_before_an_earlier_one() -> None:
+def test_no_step_ends_before_an_earlier_one():
     # What the first step launched outlasts the second one, whose own work ran beside it.
     kernels = _kernels((0, P, 20, 400), (0, P, 130, 180), (0, P, 400, 450)).assign(correlation=[1, 2, 3])
     ranges = [("step", 0, 90), ("step", 100, 190), ("step", 200, 290)]
@@ -67,7 +67,7 @@ def test_no_step_ends_before_an_earlier_one() -> None:
     assert table["busy_ns"].tolist() == [380, 0, 50]
 
 
-def test_a_stub_that_the_profiler_left_is_not_a_step() -> None:
+def test_a_stub_that_the_profiler_left_is_not_a_step():
     ranges = [("ProfilerStep#1", 0, 900), ("ProfilerStep#2", 1000, 1009)]
     kernels = _kernels((0, P, 50, 800)).assign(correlation=[1])
     assert steps.find(_trace(ranges, kernels=kernels, calls=_calls(10)))["end_ns"].tolist() == [900]
@@ -91,12 +91,12 @@ def test_a_stub_that_the_profiler_left_is_not_a_step() -> None:
         ("step 3", (None, None, None)),
     ],
 )
-def test_what_a_server_says_that_a_step_served(name: str, served: tuple[str | None, int | None, int | None]) -> None:
+def test_what_a_server_says_that_a_step_served(name: str, served: tuple[str | None, int | None, int | None]):
     row = steps.summary(_trace([(name, 0, 50)])).iloc[0]
     assert tuple(None if pd.isna(row[c]) else row[c] for c in ("phase", "tokens", "sequences")) == served
 
 
-def test_phases_of_a_server() -> None:
+def test_phases_of_a_server():
     names = ["step[EXTEND bs=1 toks=64]", "step[DECODE bs=8]", "step[DECODE bs=6]"]
     trace = _trace([(name, 100 * i, 100 * i + 40) for i, name in enumerate(names)])
     table = steps.phases(steps.summary(trace)).set_index("phase")
@@ -104,7 +104,7 @@ def test_phases_of_a_server() -> None:
     assert decode.tolist() == [2, 140, 140 / 240, 70, 7, 7, 14e9 / 140]
 
 
-def test_a_profilers_step_serves_what_is_annotated_in_it() -> None:
+def test_a_profilers_step_serves_what_is_annotated_in_it():
     ranges = [
         ("ProfilerStep#1", 0, 100),
         ("execute_context_0(0)_generation_4(4)", 10, 90),
@@ -123,7 +123,7 @@ def test_a_profilers_step_serves_what_is_annotated_in_it() -> None:
     assert table["sequences"].tolist() == [4, 5, pd.NA, 3]
 
 
-def test_several_devices_add_up_and_other_processes_do_not_count() -> None:
+def test_several_devices_add_up_and_other_processes_do_not_count():
     trace = _trace([("step", 0, 100)], kernels=_kernels((0, P, 0, 40), (1, P, 0, 100), (2, P + 1, 0, 100)))
     row = steps.summary(trace).iloc[0]
     assert (row["busy_ns"], row["idle_ns"]) == (140, 60)
@@ -141,13 +141,13 @@ def test_several_devices_add_up_and_other_processes_do_not_count() -> None:
         ),
     ],
 )
-def test_which_ranges_are_steps(names: list[str], found: list[str]) -> None:
+def test_which_ranges_are_steps(names: list[str], found: list[str]):
     """One kind, numbers aside: the profiler's own, else the one with most time."""
     table = steps.summary(_trace([(name, 100 * i, 100 * i + 40) for i, name in enumerate(names)]))
     assert table["step"].tolist() == found
 
 
-def test_match_names_the_steps() -> None:
+def test_match_names_the_steps():
     trace = _trace([("iteration", 0, 10), ("inner iteration", 2, 5), ("iteration", 20, 30)])
     assert not len(steps.summary(trace))
     table = steps.summary(trace, match="iteration")
@@ -156,14 +156,14 @@ def test_match_names_the_steps() -> None:
         steps.summary(trace, match="(")
 
 
-def test_one_thread_has_the_steps() -> None:
+def test_one_thread_has_the_steps():
     main = pd.DataFrame({"start_ns": [0, 100], "end_ns": [90, 190], "thread": MAIN})
     helper = pd.DataFrame({"start_ns": [0], "end_ns": [20], "thread": OTHER})
     frame = pd.concat([helper, main]).assign(process=P, name=pd.Categorical(["step"] * 3))
     assert len(steps.summary(Trace.from_frames({"ranges": frame}))) == 2
 
 
-def test_outliers_need_distance_and_company() -> None:
+def test_outliers_need_distance_and_company():
     def walls(*lengths: int) -> list[bool]:
         begin, ranges = 0, []
         for length in lengths:
@@ -177,7 +177,7 @@ def test_outliers_need_distance_and_company() -> None:
     assert walls(900, 100, 100) == [False] * 3
 
 
-def test_without_gpu_tables_there_is_no_busy_time() -> None:
+def test_without_gpu_tables_there_is_no_busy_time():
     frame = pd.DataFrame({"start_ns": [0], "end_ns": [5], "name": pd.Categorical(["step"])})
     table = steps.summary(Trace.from_frames({"ranges": frame}, TraceMeta(missing=["kernels", "memops", "graphs"])))
     assert table["wall_ns"].tolist() == [5]
@@ -185,7 +185,7 @@ def test_without_gpu_tables_there_is_no_busy_time() -> None:
     assert table["idle_ns"].isna().all()
 
 
-def test_resnet_steps_are_as_long_as_its_own_viewer_says(shared_traces: Path) -> None:
+def test_resnet_steps_are_as_long_as_its_own_viewer_says(shared_traces: Path):
     # torch-tb-profiler 0.4.3 says 177,592 µs a step without loader workers, 141,068 µs with four.
     for workers, mean_us in ((0, 177_592), (4, 141_068)):
         (path,) = (shared_traces / "kineto").glob(f"*workers_{workers}__*")
@@ -195,7 +195,7 @@ def test_resnet_steps_are_as_long_as_its_own_viewer_says(shared_traces: Path) ->
         assert (table["busy_ns"] + table["idle_ns"] == table["wall_ns"]).all()
 
 
-def test_the_first_step_begins_where_work_of_before_the_recording_ends() -> None:
+def test_the_first_step_begins_where_work_of_before_the_recording_ends():
     """Of four kernels the first was launched before the capture; steps of a selection are the same steps."""
     kernels = _kernels((0, P, 5, 130), (0, P, 130, 230), (0, P, 230, 330), (0, P, 330, 430))
     kernels = kernels.assign(correlation=[9, 1, 2, 3])
@@ -215,7 +215,7 @@ def test_the_first_step_begins_where_work_of_before_the_recording_ends() -> None
         (7, "90 ns in 2 steps (ProfilerStep#7 to ProfilerStep#9): frame 0 2 times, 60 ns; frame 1 1 time, 30 ns"),
     ],
 )
-def test_compilers_and_compiled_regions(first: int, text: str) -> None:
+def test_compilers_and_compiled_regions(first: int, text: str):
     """A profiler that starts at its eighth step sees a program that has settled."""
     ranges = [(f"ProfilerStep#{first + step}", 100 * step, 100 * step + 99) for step in range(3)]
     for start, frame, number in ((10, 0, 1), (50, 0, 1), (220, 1, 2)):

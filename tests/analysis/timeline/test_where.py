@@ -106,7 +106,7 @@ def training(request: pytest.FixtureRequest) -> Trace:
     )
 
 
-def test_modules_are_known_by_their_path_and_the_backward_pass_by_its_forward_operator(training: Trace) -> None:
+def test_modules_are_known_by_their_path_and_the_backward_pass_by_its_forward_operator(training: Trace):
     assert sums(training, "module") == {
         ("Net/Block/Linear_0", "forward"): 1 + 2 + 8,
         ("Net/Block/Linear_1", "forward"): 4 + 16 + 32,
@@ -116,7 +116,7 @@ def test_modules_are_known_by_their_path_and_the_backward_pass_by_its_forward_op
     }
 
 
-def test_lines_are_those_of_the_program(training: Trace) -> None:
+def test_lines_are_those_of_the_program(training: Trace):
     assert sums(training, "line") == {
         ("train.py(12): forward", "forward"): 63,
         ("train.py(12): forward", "backward"): 64 + 128 + 512,
@@ -126,7 +126,7 @@ def test_lines_are_those_of_the_program(training: Trace) -> None:
     }
 
 
-def test_operators_and_ranges(training: Trace) -> None:
+def test_operators_and_ranges(training: Trace):
     node = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
     assert sums(training, "op") == {
         ("aten::addmm", "forward"): 63,
@@ -140,14 +140,14 @@ def test_operators_and_ranges(training: Trace) -> None:
     }
 
 
-def test_a_selection_is_divided_as_the_whole_is(training: Trace) -> None:
+def test_a_selection_is_divided_as_the_whole_is(training: Trace):
     late = np.arange(12) >= 7
     chosen = training.masked({"kernels": late})
     assert sums(chosen, "module")["Net/Block/Linear_0", "backward"] == 128
     assert sums(training.masked({"kernels": late & False}), "module") == {}
 
 
-def test_what_a_node_computes_again_is_not_its_own_operator_s() -> None:
+def test_what_a_node_computes_again_is_not_its_own_operator_s():
     """Checkpointing runs the forward pass once more inside a node that belongs to another module."""
     stack = [("nn.Module: Net_0", 0, 100), ("nn.Module: Linear_0", 10, 40), ("nn.Module: ReLU_0", 50, 90)]
     ops = [
@@ -171,7 +171,7 @@ def test_what_a_node_computes_again_is_not_its_own_operator_s() -> None:
     }
 
 
-def test_the_default_is_the_finest_kind_that_says_something(training: Trace) -> None:
+def test_the_default_is_the_finest_kind_that_says_something(training: Trace):
     assert where.summary(training).by == "line"  # a fifth of the time is in modules
     assert where.summary(training.masked({"kernels": np.arange(12) < 8})).by == "module"
     found = where.summary(planted([(5, MAIN), (50, MAIN)], [9, 1], ranges=table([("a", 0, 9), ("b", 40, 60)])))
@@ -181,7 +181,7 @@ def test_the_default_is_the_finest_kind_that_says_something(training: Trace) -> 
 # Nsight Systems.
 
 
-def test_ranges_take_what_autograd_s_thread_launches_while_they_are_open() -> None:
+def test_ranges_take_what_autograd_s_thread_launches_while_they_are_open():
     ranges = table([("step 1", 0, 1000), ("forward", 10, 100), ("mlp", 20, 50), ("backward", 200, 300)])
     trace = planted([(30, MAIN), (60, MAIN), (250, ENGINE), (500, MAIN)], [1, 2, 4, 8], ranges=ranges)
     assert sums(trace, "range") == {
@@ -192,7 +192,7 @@ def test_ranges_take_what_autograd_s_thread_launches_while_they_are_open() -> No
     }
 
 
-def test_operators_that_emit_nvtx_names() -> None:
+def test_operators_that_emit_nvtx_names():
     ranges = [
         ("aten::linear, seq = 4, op_id = 1, sizes = [[2, 3]]", 10, 60),
         ("aten::addmm, seq = 4, op_id = 2", 20, 50),
@@ -244,7 +244,7 @@ def replays(*graphs: Sequence[tuple[str, int]]) -> Trace:
     return Trace.from_frames(frames, TraceMeta(tool="planted"))
 
 
-def test_a_replay_is_joined_to_its_capture_by_name_and_order() -> None:
+def test_a_replay_is_joined_to_its_capture_by_name_and_order():
     # The second replay runs its kernels in another order, as on several streams.
     trace = replays([("a", 100), ("b", 200), ("a", 300)], [("b", 2000), ("a", 2100), ("a", 2200)], [("c", 3000)])
     assert sums(trace, "line") == {("serve.py(8): run", None): 127, (where.UNATTRIBUTED, None): 0}
@@ -257,7 +257,7 @@ def test_a_replay_is_joined_to_its_capture_by_name_and_order() -> None:
     assert "100% runs in CUDA graphs" in where.summary(trace, "line").note
 
 
-def test_without_names_order_and_count_decide_and_captures_must_agree() -> None:
+def test_without_names_order_and_count_decide_and_captures_must_agree():
     trace = replays([("k1", 100), ("k2", 200)])
     joined = {("model.py(1): a", None): 1, ("model.py(1): b", None): 2, (where.UNATTRIBUTED, None): 0}
     assert sums(trace, "line", captures("ab", "abc", named=False)) == joined
@@ -267,7 +267,7 @@ def test_without_names_order_and_count_decide_and_captures_must_agree() -> None:
 
 
 @pytest.mark.parametrize("driver", [False, True])
-def test_a_kernel_that_runs_during_a_capture_was_not_captured(driver: bool) -> None:
+def test_a_kernel_that_runs_during_a_capture_was_not_captured(driver: bool):
     """Another stream ran the first of three kernels; its launch is the runtime's call, or the driver's inside it."""
     capture = captures("xab")
     calls = capture["calls"]
@@ -281,7 +281,7 @@ def test_a_kernel_that_runs_during_a_capture_was_not_captured(driver: bool) -> N
     assert found == {("model.py(1): a", None): 1, ("model.py(1): b", None): 2, (where.UNATTRIBUTED, None): 0}
 
 
-def test_a_trace_without_a_capture_is_refused() -> None:
+def test_a_trace_without_a_capture_is_refused():
     trace = replays([("a", 100)])
     with pytest.raises(UsageError, match="holds no capture of a CUDA graph"):
         where.summary(trace, "line", trace)
@@ -289,7 +289,7 @@ def test_a_trace_without_a_capture_is_refused() -> None:
         where.summary(trace, "file")  # type: ignore[arg-type]
 
 
-def test_the_capture_of_vllm_s_decode_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_capture_of_vllm_s_decode_step(capsys: pytest.CaptureFixture[str]):
     """Real: 421 kernels of a replay on an MI300X, and the trace in which the graph was captured."""
     step, capture = case("vllm-graphs", "decode"), case("vllm-graphs", "decode-capture")
     assert cli.run(["where", str(step.path), "--graph-from", str(capture.path), "--format", "json"]) == 0

@@ -41,7 +41,7 @@ def amounts(found: dict[str, Any]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("fault", list(BOTTLENECK_OF))
-def test_every_fault_and_every_decoy(tmp_path: Path, fault: Fault | None) -> None:
+def test_every_fault_and_every_decoy(tmp_path: Path, fault: Fault | None):
     """The amounts are those that were planted, and the same run in the other format has the same."""
     truth = training(tmp_path / "t.sqlite", fault, steps=6, layers=4, seed=2, scale=0.8, one_thread=fault == "sync")
     trace = nsightkit.load(tmp_path / "t.sqlite")
@@ -72,7 +72,7 @@ def test_every_fault_and_every_decoy(tmp_path: Path, fault: Fault | None) -> Non
         assert found["confidence"] != "low", found["against"]
 
 
-def test_what_an_answer_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_an_answer_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     training(tmp_path / "t.sqlite", "starved")
     found = verdict.summary(nsightkit.load(tmp_path / "t.sqlite"))
     assert cli.run(["verdict", str(tmp_path / "t.sqlite"), "--format", "json"]) == 0
@@ -237,14 +237,14 @@ DOUBTS: dict[str, tuple[Laid, str, str, str]] = {
 
 
 @pytest.mark.parametrize("case", DOUBTS)
-def test_doubts_and_confidence(tmp_path: Path, case: str) -> None:
+def test_doubts_and_confidence(tmp_path: Path, case: str):
     laid, bottleneck, confidence, doubt = DOUBTS[case]
     found = laid.answer(tmp_path)
     assert (found["bottleneck"], found["confidence"]) == (bottleneck, confidence), found["against"]
     assert doubt in "".join(found["against"][:1])
 
 
-def test_few_operations(tmp_path: Path) -> None:
+def test_few_operations(tmp_path: Path):
     laid = Laid()
     for _ in range(10):
         laid.gap("cpu-work", 20)
@@ -276,7 +276,7 @@ def test_a_launch_bound_verdict_doubts_the_profiler_that_watched_the_cpu(
 # ---------------------------------------------------------------- busy time
 
 
-def test_many_streams_count_each_moment_once(tmp_path: Path) -> None:
+def test_many_streams_count_each_moment_once(tmp_path: Path):
     """Random intervals of every kind, against a brute-force count of microseconds."""
     rng = random.Random(11)
     out, painted = Export(), {}
@@ -305,7 +305,7 @@ def test_many_streams_count_each_moment_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("silent_us", "bottleneck"), [(600, "compute-bound"), (2_000, "unknown")])
-def test_silences_are_not_the_answer_where_the_device_is_busy(tmp_path: Path, silent_us: int, bottleneck: str) -> None:
+def test_silences_are_not_the_answer_where_the_device_is_busy(tmp_path: Path, silent_us: int, bottleneck: str):
     """60 rounds of 4 ms of work and a silence in which nothing was recorded: 13% of the time, or a third of it."""
     out, now = Export(), 1_000 * US
     for _ in range(60):
@@ -331,14 +331,14 @@ def test_silences_are_not_the_answer_where_the_device_is_busy(tmp_path: Path, si
         ("my_reduce_kernel", "not-enough-data"),
     ],
 )
-def test_bound_by_name(name: str, bottleneck: str) -> None:
+def test_bound_by_name(name: str, bottleneck: str):
     found = verdict.summary(filled({name: 100}))
     assert found["bottleneck"] == bottleneck
     if bottleneck == "not-enough-data":
         assert "capture ncu" in found["next_steps"][0]
 
 
-def test_collectives_are_a_loss_whatever_stream_they_run_on(tmp_path: Path) -> None:
+def test_collectives_are_a_loss_whatever_stream_they_run_on(tmp_path: Path):
     laid = Laid()
     for _ in range(10):
         with laid.step():
@@ -381,7 +381,7 @@ ADVICE = tomllib.loads(Path(__file__).with_name("advice.toml").read_text(encodin
 
 
 @pytest.mark.parametrize("row", ADVICE)
-def test_advice_rests_on_shapes_and_the_majority_of_time(row: dict[str, Any]) -> None:
+def test_advice_rests_on_shapes_and_the_majority_of_time(row: dict[str, Any]):
     operator = (*row["operator"], BF16) if "operator" in row else None
     gpu = Gpu(0, row["gpu"], compute_capability=row.get("capability"))
     text = "\n".join(verdict.summary(filled(row["kernels"], gpu, operator, **row.get("launch", {})))["next_steps"])
@@ -417,7 +417,7 @@ def test_copies_at_pageable_speed_ask_for_pinned_memory(
     assert advice in found["next_steps"][0]
 
 
-def test_memory_that_is_allocated_again_and_again(tmp_path: Path) -> None:
+def test_memory_that_is_allocated_again_and_again(tmp_path: Path):
     laid = Laid()
     for _ in range(10):
         with laid.step():
@@ -433,14 +433,14 @@ def test_memory_that_is_allocated_again_and_again(tmp_path: Path) -> None:
     assert found["next_steps"][1].startswith("allocate once and use the memory again")
 
 
-def test_a_change_with_a_long_name_leaves_room_for_its_gain(tmp_path: Path) -> None:
+def test_a_change_with_a_long_name_leaves_room_for_its_gain(tmp_path: Path):
     name = "std::mersenne_twister_engine<" + "unsigned long, " * 12 + ">::_M_gen_rand()"
     text = str(steady(("input-pipeline", 900)).trace(tmp_path).whatif(f"no-cpu-work:{name}"))
     assert "_gen_rand()" in text
     assert "1.00x" in text
 
 
-def test_abstaining_says_what_to_record(tmp_path: Path) -> None:
+def test_abstaining_says_what_to_record(tmp_path: Path):
     """Idle time between kernels: without calls, with calls alone, and with OS calls too."""
     start = np.arange(60) * 2 * MS
     kernels = pd.DataFrame({"start_ns": start, "end_ns": start + MS, "name": GEMM})
@@ -479,7 +479,7 @@ def test_shapes_decide_before_names(
     assert ("nothing cheap is left" in found["next_steps"][0]) == (kind == "add")
 
 
-def test_an_unknown_card_is_no_obstacle() -> None:
+def test_an_unknown_card_is_no_obstacle():
     """A large product is bound by arithmetic, and a sum by the memory, on every card there is."""
     for kind, bottleneck in (("mm", "compute-bound"), ("add", "memory-bound")):
         found = verdict.summary(shaped(kind, 200, None))
@@ -528,7 +528,7 @@ def pair(uneven: float, reduce: float = 100, lacks: int = 0, rounds: Any = (1000
         (pair(0.4, lacks=2), "communication", 0),
     ],
 )
-def test_waiting_in_collectives_is_imbalance(tmp_path: Path, laid: Export, bottleneck: str, imbalance: int) -> None:
+def test_waiting_in_collectives_is_imbalance(tmp_path: Path, laid: Export, bottleneck: str, imbalance: int):
     trace = nsightkit.load(laid.write(tmp_path / "t.sqlite"))
     found = verdict.summary(trace)
     assert found["bottleneck"] == bottleneck
@@ -541,7 +541,7 @@ def test_waiting_in_collectives_is_imbalance(tmp_path: Path, laid: Export, bottl
 
 
 @pytest.mark.parametrize(("strangers", "bottleneck"), [(False, "imbalance"), (True, "compute-bound")])
-def test_a_device_that_is_done_early(tmp_path: Path, strangers: bool, bottleneck: str) -> None:
+def test_a_device_that_is_done_early(tmp_path: Path, strangers: bool, bottleneck: str):
     """Without collectives: one process's devices work together, and those of two processes do not."""
     out = Export(2)
     for device, count in ((1, 15), (0, 60)):
@@ -564,7 +564,7 @@ def test_a_device_that_is_done_early(tmp_path: Path, strangers: bool, bottleneck
 @pytest.mark.parametrize(
     ("tool", "command"), [("Nsight Systems", "capture nsys"), ("pytorch-profiler", "capture torch")]
 )
-def test_no_gpu_work(tool: str, command: str) -> None:
+def test_no_gpu_work(tool: str, command: str):
     ranges = pd.DataFrame({"start_ns": [0], "end_ns": [9], "name": ["step"]})
     found = verdict.summary(Trace.from_frames({"ranges": ranges}, TraceMeta(tool=tool, missing=["kernels"])))
     assert (found["bottleneck"], found["share_of_span"], found["confidence"]) == ("not-enough-data", None, "low")
@@ -573,7 +573,7 @@ def test_no_gpu_work(tool: str, command: str) -> None:
     assert verdict.summary(Trace.from_frames({"kernels": kernels}, TraceMeta()))["bottleneck"] == "not-enough-data"
 
 
-def test_a_gap_that_pages_explain_is_inside_no_call(tmp_path: Path) -> None:
+def test_a_gap_that_pages_explain_is_inside_no_call(tmp_path: Path):
     """Those of managed memory: such a gap has no row, whatever launched the last copy."""
     laid = Laid()
     with laid.step("upload"):
@@ -582,7 +582,7 @@ def test_a_gap_that_pages_explain_is_inside_no_call(tmp_path: Path) -> None:
     assert finding._names_around(account, pd.DataFrame({"kind": "copy", "row": [0, -1]})).tolist() == ["upload", None]
 
 
-def test_a_filter_does_not_uncover_a_copy(tmp_path: Path) -> None:
+def test_a_filter_does_not_uncover_a_copy(tmp_path: Path):
     """The kernel over the copy is not in the range that is asked for, and hides it all the same."""
     laid = Laid()
     for _ in range(30):
@@ -598,7 +598,7 @@ def test_a_filter_does_not_uncover_a_copy(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- real traces
 
 
-def test_an_odd_number_of_tokens_asks_for_padding() -> None:
+def test_an_odd_number_of_tokens_asks_for_padding():
     """3,137 tokens in TimeSformer, after the CPU has prepared the input."""
     case = Path(__file__).parents[3] / "docs" / "cases" / "odd-tokens" / "timesformer-h100.parquet"
     found = verdict.summary(select(nsightkit.load(case, cache=False), time_ns=(222 * MS, None)))
@@ -606,7 +606,7 @@ def test_an_odd_number_of_tokens_asks_for_padding() -> None:
     assert "multiples of 8" in found["next_steps"][0]
 
 
-def test_a_model_that_is_being_loaded_is_not_every_steps_trouble(shared_traces: Path) -> None:
+def test_a_model_that_is_being_loaded_is_not_every_steps_trouble(shared_traces: Path):
     """Its weights take 3.2 s of copies before the first kernel; its loop is products in FP32."""
     trace = nsightkit.load(shared_traces / "cs336-zx3xyy" / "result_2_7B_nvtx.sqlite", cache=False)
     found = verdict.summary(trace)
@@ -618,7 +618,7 @@ def test_a_model_that_is_being_loaded_is_not_every_steps_trouble(shared_traces: 
     assert "TF32" in loop["next_steps"][0]
 
 
-def test_a_program_that_runs_on_the_cpu_is_told_so() -> None:
+def test_a_program_that_runs_on_the_cpu_is_told_so():
     """Operators, and no CUDA call: the model was never moved to the GPU."""
     rows = [("aten::mm", 0, 700), ("aten::add", 700, 900)]
     ops = pd.DataFrame(rows, columns=["name", "start_ns", "end_ns"]).astype({"name": "category"})
@@ -627,7 +627,7 @@ def test_a_program_that_runs_on_the_cpu_is_told_so() -> None:
     assert "aten::mm, 700 ns in all" in answer["evidence"][1]
 
 
-def test_collectives_that_launch_overhead_outweighs_are_in_the_verdict(shared_traces: Path) -> None:
+def test_collectives_that_launch_overhead_outweighs_are_in_the_verdict(shared_traces: Path):
     """Nothing overlaps 357 ms of collectives in five steps without buckets."""
     trace = nsightkit.load(shared_traces.parent / "cases" / "v100-no-buckets" / "rank.json.gz", cache=False)
     found = verdict.summary(trace)
