@@ -224,7 +224,7 @@ def test_filters(filters: str, count: int, saved: Save, run: Run):
 )
 def test_bad_usage_is_one_line_and_exit_2(
     arguments: str, says: str, saved: Save, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.chdir(tmp_path)
     saved("TRACE")
     code, out, err = run(*arguments.split())
@@ -246,13 +246,13 @@ def test_help_and_version(run: Run):
 # ---------------------------------------------------------------- bad input
 
 
-def _sqlite(path: Path, statements: str) -> None:
+def _sqlite(path: Path, statements: str):
     with sqlite3.connect(path) as connection:
         connection.executescript(statements)
     connection.close()
 
 
-def _folder(path: Path) -> None:
+def _folder(path: Path):
     path.mkdir()
     (path / "notes.txt").write_text("nothing")
 
@@ -292,8 +292,8 @@ def test_bad_input_is_one_line_with_the_file_and_a_remedy(name: str, tmp_path: P
 @pytest.mark.parametrize(("error", "code"), [(ValueError("a\nb"), 3), (MemoryError(), 2), (KeyboardInterrupt(), 130)])
 def test_a_mistake_of_our_own_is_not_blamed_on_the_file(
     error: BaseException, code: int, saved: Save, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
+):
+    def fail(*_: object, **__: object):
         raise error
 
     path = saved()

@@ -36,13 +36,13 @@ STEPS: list[int] = []
 class Work(contextlib.ExitStack):
     """A matmul a step."""
 
-    def __init__(self, device: str, size: int = 8, samples: dict[str, list[float]] | None = None) -> None:
+    def __init__(self, device: str, size: int = 8, samples: dict[str, list[float]] | None = None):
         super().__init__()
         self.matrix = torch.randn(size, size, device=device)
         self.given = samples or {}
         STEPS.append(0)
 
-    def step(self) -> None:
+    def step(self):
         STEPS[-1] += 1
         self.matrix @ self.matrix
 
@@ -51,7 +51,7 @@ class Work(contextlib.ExitStack):
 
 
 class Sweep(contextlib.ExitStack):
-    def __init__(self, device: str, sizes: list[int]) -> None:
+    def __init__(self, device: str, sizes: list[int]):
         super().__init__()
         self.sizes = sizes
 
@@ -118,9 +118,7 @@ def test_small_is_always_small(recorded: Callable[..., Path], monkeypatch: pytes
     assert "small run on this CPU" in small.label
 
 
-def test_without_a_gpu_the_recording_is_shown_and_else_a_small_run(
-    settings: Path, recorded: Callable[..., Path]
-) -> None:
+def test_without_a_gpu_the_recording_is_shown_and_else_a_small_run(settings: Path, recorded: Callable[..., Path]):
     assert part().mode == "small"
     assert not settings.exists()
     recorded()
@@ -147,9 +145,7 @@ def test_a_missing_recording_is_one_line_and_page_code_survives_it(monkeypatch: 
     assert headline("", missing, otherwise="it was.", badge="exact", waits=3) == answer
 
 
-def test_a_sweep_keeps_its_rows_and_parameters_are_those_of_json(
-    settings: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_keeps_its_rows_and_parameters_are_those_of_json(settings: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NSIGHTKIT_MODE", "record")
     for revision in (1, 1, 2):  # measured, read again, and measured again
         sweep = part(workload=Sweep, small={"sizes": (1, 2)}, revision=revision)
@@ -172,7 +168,7 @@ def test_a_sweep_keeps_its_rows_and_parameters_are_those_of_json(
 )
 def test_a_wrong_result_is_an_error_and_leaves_no_recording(
     settings: Path, monkeypatch: pytest.MonkeyPatch, samples: dict, precision: str, problem: str | None
-) -> None:
+):
     monkeypatch.setenv("NSIGHTKIT_MODE", "record")
     expected = contextlib.nullcontext() if problem is None else pytest.raises(NsightkitError, match=problem)
     with expected:
@@ -230,9 +226,7 @@ for name in ("one", "two", "three"):
 """
 
 
-def test_a_killed_recording_loses_only_the_measurement_under_way_and_names_nobody(
-    tmp_path: Path, settings: Path
-) -> None:
+def test_a_killed_recording_loses_only_the_measurement_under_way_and_names_nobody(tmp_path: Path, settings: Path):
     folder = tmp_path / "home" / "quentine"
     folder.mkdir(parents=True)
     (folder / "page.py").write_text(PAGE)
@@ -271,7 +265,7 @@ def test_a_dry_run_is_no_recording_of_a_gpu(monkeypatch: pytest.MonkeyPatch):
 )
 def test_a_stale_recording_has_a_banner_until_somebody_accepts_it(
     recorded: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], why: str
-) -> None:
+):
     file = recorded(**changes) / "provenance.json"
     stale = part()
     assert (stale.mode, stale.parameters) == ("recorded", changes.get("parameters", GPU))
@@ -305,7 +299,7 @@ def test_a_damaged_recording_is_named(recorded: Callable[..., Path], file: str):
 
 def test_a_headline_is_what_gpus_say(
     recorded: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     recorded("h200")
     on_gpu = part()
     monkeypatch.setenv("NSIGHTKIT_MODE", "small")

@@ -167,7 +167,7 @@ def test_an_error_is_the_commands_line(
     path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     monkeypatch.chdir(path.parent)
     text, failed = ask(name, **given)
     assert failed
@@ -274,7 +274,7 @@ raise SystemExit(cli.run(["mcp"]))
 
 def test_without_the_sdk_one_line_says_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setitem(sys.modules, "mcp_types", None)
     assert cli.run(["mcp"]) == 2
     out, err = capsys.readouterr()

@@ -30,7 +30,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def put(place: str, out: Path, trace: Path) -> None:
+def put(place: str, out: Path, trace: Path):
     if place == "file":
         out.write_text("precious")
     elif place == "link":

@@ -37,9 +37,7 @@ def test_the_examples_run(module: object, trace: nsightkit.Trace):
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_a_method_is_a_command(
-    name: str, path: Path, trace: nsightkit.Trace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_method_is_a_command(name: str, path: Path, trace: nsightkit.Trace, capsys: pytest.CaptureFixture[str]):
     assert getattr(nsightkit.Trace, name) is QUESTIONS[name]
     assert ">>>" in (inspect.getdoc(QUESTIONS[name]) or "")
     options = {"gpu": "H100 SXM"} if name == "sol" else {}  # this trace names no card
@@ -60,7 +58,7 @@ def test_help_is_whole():
 
 def test_answers_show_themselves_once_in_a_notebook(
     trace: nsightkit.Trace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     """Rich displays what it prints in a notebook, even what goes to a file; and IPython asks for colours there."""
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -37,7 +37,7 @@ def test_text_json_and_csv_of_anything():
         _check("".join(choose.choices(CHARACTERS, k=choose.randint(0, 40))))
 
 
-def _check(text: str) -> None:
+def _check(text: str):
     shown = errors.plain(text)
     assert is_safe(shown)
     assert "\n" not in shown

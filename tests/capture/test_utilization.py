@@ -12,6 +12,7 @@ from nsightkit.capture import utilization  # noqa: E402
 
 IDLE = "0, 345, [N/A], 0x0000000000000001"
 LOADED = "99, 1980, 350.00, 0x0000000000000024"
+LAST = "99, 1980, 350.00, [N/A]"
 
 
 @pytest.fixture
@@ -22,7 +23,8 @@ def smi(tmp_path, monkeypatch):
         f'#!/bin/bash\necho "$@" >> {program}.asked\n'
         "case \"$*\" in *loop*) ;; *) echo '0, 345, [N/A], 0x1'; exit;; esac\n"
         "number=0\n"
-        f"while sleep 0.02; do number=$((number + 1)); state='{LOADED}'; [ $number -lt 5 ] && state='{IDLE}'\n"
+        f"while sleep 0.02; do number=$((number + 1)); state='{LOADED}'\n"
+        f"[ $number -lt 5 ] && state='{IDLE}'; [ $number -gt 5 ] && state='{LAST}'\n"
         f'echo "$state" || exit; touch {program}.$number; done\n'
     )
     program.chmod(0o755)

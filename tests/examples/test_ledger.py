@@ -42,7 +42,7 @@ def at(configuration: Configuration, moment: str, **how: object) -> pd.Series:
 )
 def test_what_a_gpus_forward_pass_keeps_is_the_tables_sum(
     how: dict[str, str], element: int, norms: int, attention: int
-) -> None:
+):
     c = find("small")  # all its sizes are multiples of the allocator's 512 bytes
     width = c.tokens * c.d_model
     layer = (16 + norms + 4 * element) * width + 8 * c.tokens + 4 * element * c.tokens * c.d_ff
@@ -147,7 +147,7 @@ REAL = [
 ]
 
 
-def compare(c: Configuration, device: str, how: dict[str, str], within: dict[str, float], items: Any) -> None:
+def compare(c: Configuration, device: str, how: dict[str, str], within: dict[str, float], items: Any):
     """Hold the prediction against a step whose tensors were counted."""
     pytest.importorskip("torch")
     from synthetic.tensor_memory import memory_of_a_step
@@ -177,9 +177,7 @@ def test_prediction_and_a_cpus_tensors(sizes: dict[str, int], precision: str, at
 
 
 @pytest.mark.parametrize(("precision", "attention"), [("fp32", "naive"), ("bf16", "naive"), ("bf16", "sdpa")])
-def test_what_a_gpu_does_otherwise_done_on_a_cpu(
-    monkeypatch: pytest.MonkeyPatch, precision: str, attention: str
-) -> None:
+def test_what_a_gpu_does_otherwise_done_on_a_cpu(monkeypatch: pytest.MonkeyPatch, precision: str, attention: str):
     """Softmax in fp32 under autocast and foreach AdamW: the prediction for a GPU, to 0.1%."""
     torch = pytest.importorskip("torch")
     softmax, adamw = torch.nn.functional.softmax, torch.optim.AdamW

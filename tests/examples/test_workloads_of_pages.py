@@ -57,7 +57,7 @@ def test_sizes_that_follow_from_the_model():
 def test_contexts_until_memory_runs_out(monkeypatch: pytest.MonkeyPatch):
     step = memory_steps.MemoryRun.step
 
-    def fail(self: memory_steps.MemoryRun) -> None:
+    def fail(self: memory_steps.MemoryRun):
         if self.config.context == 32:
             raise torch.OutOfMemoryError("CUDA out of memory")
         step(self)
@@ -102,7 +102,7 @@ def test_until_full_ends_with_the_error_or_after_three_steps(monkeypatch: pytest
         assert work.samples() == {"steps": [3]}
         step = leak.Watched.step
 
-        def fail(self: leak.Watched) -> None:
+        def fail(self: leak.Watched):
             if len(self.entropies) == 2:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             step(self)

@@ -263,7 +263,7 @@ measurement
 """
 
 
-def _recorded(place: Path) -> None:
+def _recorded(place: Path):
     """Write a recording, as if it had been measured on a GPU."""
     pd = pytest.importorskip("pandas")
     from nsightkit.trace import store

@@ -72,7 +72,7 @@ def test_a_page_runs_small(script: Path, elsewhere: Path, monkeypatch: pytest.Mo
     assert not (elsewhere.parent / "none").exists()
 
 
-def _the_late_rank_is_named(late_rank: ModuleType, before: Measurement, own: Job) -> None:
+def _the_late_rank_is_named(late_rank: ModuleType, before: Measurement, own: Job):
     """Two processes under torchrun, the second of which gets its batches late."""
     rows = before.rows
     assert rows["start_ns"].min() == 0

@@ -96,7 +96,7 @@ def window(browser):
 class _Visit:
     """One page, opened as if the browser had never been here; what it asked for and complained of."""
 
-    def __init__(self, window, site: str, name: str) -> None:
+    def __init__(self, window, site: str, name: str):
         self.page = window
         self.site = site
         self.outside: list[str] = []
@@ -110,22 +110,22 @@ class _Visit:
         self.page.goto(site + name, wait_until="load")
         self.page.wait_for_timeout(150)
 
-    def _note_request(self, request) -> None:
+    def _note_request(self, request):
         if not request.url.startswith((self.site, "data:", "blob:")):
             self.outside.append(request.url)
 
-    def _note_message(self, message) -> None:
+    def _note_message(self, message):
         if message.type == "error":
             self._complain(message.text)
 
-    def _complain(self, what: object) -> None:
+    def _complain(self, what: object):
         if not self.judged:  # what asks for style sheets to judge them is not the page
             self.complaints.append(str(what))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *exc: object):
         for event, listener in self.listeners.items():
             self.page.remove_listener(event, listener)
         self.page.evaluate("localStorage.clear(); sessionStorage.clear()")

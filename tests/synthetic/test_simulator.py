@@ -58,7 +58,7 @@ def test_plays_obey_the_rules_of_the_device(program: Program, change: str):
         _calls_return_after_what_they_wait_for(run)
 
 
-def _calls_return_after_what_they_wait_for(run: Played) -> None:
+def _calls_return_after_what_they_wait_for(run: Played):
     for call in run.calls:
         if call.name in ("cudaStreamSynchronize", "cudaDeviceSynchronize"):
             device, stream = call.waits_on or (0, 0)

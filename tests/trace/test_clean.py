@@ -143,7 +143,7 @@ def survivors(written: bytes, hidden: Iterable[str]) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_cache(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NSIGHTKIT_NO_CACHE", "1")
 
 
@@ -177,7 +177,7 @@ def test_paths(path: str, cleaned: str):
     assert TextCleaner({}).text(path) == cleaned
 
 
-def plant(path: Path) -> None:
+def plant(path: Path):
     """Put secrets into an export, in every place where nsys has text."""
     connection = sqlite3.connect(path)
     connection.executescript(
@@ -219,7 +219,7 @@ def plant(path: Path) -> None:
     connection.close()
 
 
-def kineto(path: Path) -> None:
+def kineto(path: Path):
     """Write a PyTorch trace with secrets in every place where Kineto has text."""
     events: list[dict[str, Any]] = []
     for number, (text, *_) in enumerate(SECRETS):

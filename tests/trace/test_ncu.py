@@ -79,7 +79,7 @@ def test_every_value_of_a_report_is_nvidias(shared_traces: Path, name: str):
     subprocess.run(compare, check=True, timeout=120, cwd=Path(__file__).parents[1])
 
 
-def compare_with_nvidia(path: str) -> None:
+def compare_with_nvidia(path: str):
     """Check a report as nsightkit reads it against NVIDIA's own interface."""
     truth = actions(Path(path))
     report = ncu.read(path)
@@ -144,7 +144,7 @@ def test_stall_shares_are_those_of_the_report(shared_traces: Path):
 )
 def test_what_is_no_report_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], data: bytes, words: str
-) -> None:
+):
     path = tmp_path / "x.csv"
     path.write_bytes(data)
     assert cli.run(["ncu", str(path)]) == 2
@@ -167,7 +167,7 @@ def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
 # -- writing -----------------------------------------------------------------------------------------------------
 
 
-def same(one: ncu.Report, other: ncu.Report) -> None:
+def same(one: ncu.Report, other: ncu.Report):
     pd.testing.assert_frame_equal(one.launches, other.launches)
     assert one.metrics == other.metrics
     assert one.units == other.units
@@ -281,7 +281,7 @@ def test_units_come_down_to_their_base(unit: str, base: str, factor: float):
 @pytest.mark.parametrize(("name", "units"), [(REPORTS[0], "auto"), (REPORTS[3], "base")])
 def test_csv_that_a_real_ncu_exports_gives_the_same_table(
     shared_traces: Path, real_ncu: Path, tmp_path: Path, name: str, units: str
-) -> None:
+):
     pytest.importorskip("ncu_report")
     truth = ncu.read(shared_traces / name)
     export = [real_ncu, "--import", shared_traces / name, "--csv", "--page=raw", "--print-units", units]
@@ -387,7 +387,7 @@ def test_whatever_nvidias_package_does_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     body: str,
     words: str,
-) -> None:
+):
     report = stand_in(body)
     if "sleep" in body:
         monkeypatch.setattr(ncu, "SECONDS", 1)
@@ -408,3 +408,11 @@ def test_a_report_that_makes_nvidias_reader_abort_is_one_line(shared_traces: Pat
     assert re.fullmatch(rf"nsightkit: {re.escape(str(path))}: .*\(ChildProcessError: SIGABRT\).*; .*\n", ended.error), (
         ended.error
     )
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_a_page_in_utf_16_is_read(tmp_path, encoding):
+    """PowerShell's > writes such files."""
+    page = tmp_path / "raw.csv"
+    page.write_text("\ufeff" + raw({}, ["a"]), encoding)
+    assert ncu.read(page).launches["kernel"].tolist() == ["a"]

@@ -227,11 +227,20 @@ def read_all(path):
 def test_parquetdir_with_gpu_tables_answers_like_sqlite(export, tmp_path):
     folder = tmp_path / "t_pqtdir"
     folder.mkdir()
+    # An event that is still open, without a name.
+    change(
+        export,
+        "CREATE TABLE PROFILER_OVERHEAD (start INT, end INT, globalTid INT, nameId INT)",
+        "INSERT INTO PROFILER_OVERHEAD VALUES (10, 20, 1, 1), (15, NULL, 1, NULL)",
+    )
     with contextlib.closing(sqlite3.connect(export)) as connection:
         for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-            pd.read_sql(f"SELECT * FROM {table}", connection).to_parquet(folder / f"{table}.parquet")
+            frame = pd.read_sql(f"SELECT * FROM {table}", connection, dtype_backend="pyarrow")
+            frame.to_parquet(folder / f"{table}.parquet")
     a, b = nsightkit.load(export), nsightkit.load(folder)
     assert overview.summary(a) == overview.summary(b)
+    # Times count from the first event.
+    assert b.table("overhead", ["end_ns", "name"]).to_numpy().tolist()[1] == [10, ""]
     for answer in (gaps.summary, ranges.summary, kernels.summary, memops.summary):
         pd.testing.assert_frame_equal(answer(a), answer(b))
 

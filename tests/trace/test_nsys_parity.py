@@ -97,7 +97,7 @@ def stats(real: Real, report: str, name: str) -> pd.DataFrame:
     return pd.DataFrame()
 
 
-def compare(ours: pd.DataFrame, theirs: pd.DataFrame, count: str = "Instances") -> None:
+def compare(ours: pd.DataFrame, theirs: pd.DataFrame, count: str = "Instances"):
     """Every row of both, with all its statistics."""
     assert sorted(ours["name"]) == sorted(theirs.index)
     theirs = theirs.reindex(ours["name"])

@@ -53,7 +53,7 @@ def program() -> Any:
 class Reduced:
     """What unpickling calls."""
 
-    def __init__(self, function: Any, *arguments: Any) -> None:
+    def __init__(self, function: Any, *arguments: Any):
         self.reduced = function, arguments
 
     def __reduce__(self) -> Any:

@@ -68,11 +68,11 @@ def test_a_row_for_every_cell_and_memory_that_runs_out_is_one(monkeypatch: pytes
 
 def test_a_backend_that_does_not_exist_here_is_unsupported_and_another_error_is_raised(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     with sweep("cudnn") as work:
         assert {row["status"] for row in work.rows()} == {"unsupported"}
 
-    def fail(*_: object) -> None:
+    def fail(*_: object):
         raise RuntimeError("CUDA error: unspecified launch failure")
 
     monkeypatch.setattr(attention.Sweep, "forward", fail)

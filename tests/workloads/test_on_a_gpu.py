@@ -57,9 +57,7 @@ def test_steps_ask_cuda_for_what_there_is(workload: Any, parameters: dict[str, A
 
 
 @pytest.mark.parametrize(("workload", "parameters"), ROWS)
-def test_rows_ask_cuda_for_what_there_is(
-    workload: Any, parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_ask_cuda_for_what_there_is(workload: Any, parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(attention, "_PASSES", 1)
     with stand_in(), workload("cuda", **parameters) as work:
         rows = list(work.rows())

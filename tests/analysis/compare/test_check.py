@@ -177,6 +177,8 @@ A, B = (of_samples({"a_ns": [1]}, gpu=name) for name in "AB")
     [
         (lambda: check.compare(HELD, [TRACE]), "the baseline is of samples, this run of trace"),
         (lambda: check.compare(make([A]), [B]), "gpu: A, now B"),
+        # A run that does not name its GPU leaves the baseline's.
+        (lambda: check.compare(make([run_of(a_ns=1)], make([A]), add=True), [B]), "A, now B"),
         (lambda: check.compare(make([TRACE]), [PART]), "selection: none, now --last-steps 3"),
         (lambda: check.compare(edited(make([A]), "a_ns", gate=False), [A]), "no metric of the baseline can fail"),
         (lambda: run_of(a_ns=[1e19]), "numbers from 0 to 1e"),

@@ -267,3 +267,17 @@ def test_the_starved_resnet_beside_what_four_loader_workers_gave(shared_traces: 
     assert WhatIf(after).row("no-input-wait")["speedup"] < 1.05
     part = WhatIf(select(before, last_steps=3)).row("no-input-wait")
     assert part["speedup"] == pytest.approx(row["speedup"], rel=0.1)
+
+
+def test_the_profilers_time_is_not_dispatch(tmp_path):
+    """Launches are 200 µs apart, and the profiler works for 140 µs of each interval."""
+    out = Export()
+    for start in range(0, 4_000, 200):
+        launch = out.call("cudaLaunchKernel_v7000", THREAD, start * US, (start + 3) * US)
+        out.kernel("k", (start + 6) * US, (start + 16) * US, launch, PROCESS)
+        out.overhead("CUPTI Buffer flush", THREAD, (start + 10) * US, (start + 150) * US)
+    replay = WhatIf(_trace(tmp_path, out))
+    changes = (["no-profiler"], ["free-launches"], ["no-profiler", "free-launches"])
+    # Of 200 µs, 60 are dispatch, of which 3 stay. With neither, a kernel starts 1 µs after the one before it.
+    truth = [19 * 60 + 10, 19 * 143 + 10, 19 * 11 + 10]
+    assert [replay.row(*change)["predicted_ns"] for change in changes] == [us * US for us in truth]

@@ -117,7 +117,7 @@ def test_operators_of_pytorch_are_counted_as_it_counts_them(tmp_path: Path):
     model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 8))
     batch = torch.randn(4, 32, 64)
 
-    def step() -> None:
+    def step():
         model(batch).square().sum().backward()
 
     with FlopCounterMode(display=False) as counter:

@@ -26,7 +26,7 @@ STRANGER = Export.thread(99, 99)
 class Case:
     """Two kernels of one microsecond around a gap, and what the CPU did in between; times in µs since it ran dry."""
 
-    def __init__(self, gap: int = 1000, launched: int | None = None) -> None:
+    def __init__(self, gap: int = 1000, launched: int | None = None):
         self.out, self.gap, self.dry = Export(gpus=2), gap, 20_000
         self.launched = gap - 3 if launched is None else launched
         self.kernel("a", -1, 0, (-10, -7))
@@ -34,13 +34,11 @@ class Case:
     def at(self, time: int) -> int:
         return (self.dry + time) * US
 
-    def kernel(
-        self, name: str, start: int, end: int, call: tuple[int, int], thread: int = MAIN, device: int = 0
-    ) -> None:
+    def kernel(self, name: str, start: int, end: int, call: tuple[int, int], thread: int = MAIN, device: int = 0):
         launch = self.out.call("cudaLaunchKernel_v7000", thread, self.at(call[0]), self.at(call[1]))
         self.out.kernel(name, self.at(start), self.at(end), launch, PROCESS, device=device)
 
-    def add(self, kind: str, name: str, start: int, end: int, thread: int = MAIN, **options: Any) -> None:
+    def add(self, kind: str, name: str, start: int, end: int, thread: int = MAIN, **options: Any):
         getattr(self.out, kind)(name, thread, self.at(start), self.at(end), **options)
 
     def found(self, tmp_path: Any, thread: int = MAIN, **options: Any) -> Any:

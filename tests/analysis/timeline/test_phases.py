@@ -49,3 +49,11 @@ def test_overlap_counts_once_for_what_began_first(tmp_path):
     assert found["count"].to_dict() == {"forward": 1, "backward": 1, phases.UNATTRIBUTED: 0}
     assert found.loc[phases.UNATTRIBUTED, "cpu_ns"] == 100
     assert found["gpu_ns"].sum() == intervals.busy(trace)["busy_ns"].sum()
+
+
+def test_a_moment_in_phases_of_two_threads_is_inside_once(tmp_path):
+    out = Export()
+    for name, thread, end in (("step", MAIN, 100), ("forward", MAIN, 90), ("data", AUTOGRAD, 95)):
+        out.range(name, thread, 0, end)
+    found = phases.summary(nsightkit.load(out.write(tmp_path / "t.sqlite")))
+    assert found["cpu_ns"].tolist() == [95, 90, 5]

@@ -97,7 +97,7 @@ NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(A)"
 class Laid:
     """One stream and one thread, event after event. The thread launches ahead, and after a gap as late as it ends."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.out, self.now = Export(1), 5 * MS
         self.cpu = self.now - 4 * US
 
@@ -108,17 +108,17 @@ class Laid:
         self.cpu += 2 * US
         return correlation, start
 
-    def kernel(self, us: float, name: str = GEMM, **where: Any) -> None:
+    def kernel(self, us: float, name: str = GEMM, **where: Any):
         correlation, start = self._launch("cudaLaunchKernel_v7000")
         self.now = start + int(us * US)
         self.out.kernel(name, start, self.now, correlation, PROCESS, **where)
 
-    def copy(self, us: float, kind: str = "HtoD", host: str = "pinned", size: int = 1 << 20) -> None:
+    def copy(self, us: float, kind: str = "HtoD", host: str = "pinned", size: int = 1 << 20):
         correlation, start = self._launch("cudaMemcpyAsync_v3020")
         self.now = start + int(us * US)
         self.out.copy(kind, start, self.now, correlation, PROCESS, size, host=host)
 
-    def gap(self, cause: str, us: float) -> None:
+    def gap(self, cause: str, us: float):
         """The thread is held up from its last launch on until the device has lain idle for so long."""
         begun, dry = self.cpu, self.now
         self.now += int(us * US)
@@ -257,9 +257,7 @@ def test_few_operations(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("record", "confidence"), [(False, "high"), (True, "medium")])
-def test_a_launch_bound_verdict_doubts_the_profiler_that_watched_the_cpu(
-    tmp_path: Path, record: bool, confidence: str
-) -> None:
+def test_a_launch_bound_verdict_doubts_the_profiler_that_watched_the_cpu(tmp_path: Path, record: bool, confidence: str):
     """Kernels of 5 µs launched one by one, each 30 µs: the same capture with and without the CPU's side."""
     out = Export()
     for at in range(US, 7_200 * US, 30 * US):
@@ -399,9 +397,7 @@ def test_advice_rests_on_shapes_and_the_majority_of_time(row: dict[str, Any]):
     ],
 )
 @pytest.mark.parametrize("kind", ["HtoD", "DtoH"])
-def test_copies_at_pageable_speed_ask_for_pinned_memory(
-    tmp_path: Path, kind: str, host: str, size: int, advice: str
-) -> None:
+def test_copies_at_pageable_speed_ask_for_pinned_memory(tmp_path: Path, kind: str, host: str, size: int, advice: str):
     laid = Laid()
     for _ in range(12):
         with laid.step():
@@ -469,9 +465,7 @@ def shaped(kind: str, us: float, gpu: str | None = "NVIDIA H200") -> Trace:
         ("mm", 20, "compute-bound", "high", None),  # beyond physics: does not count
     ],
 )
-def test_shapes_decide_before_names(
-    kind: str, us: float, bottleneck: str, confidence: str, reached: float | None
-) -> None:
+def test_shapes_decide_before_names(kind: str, us: float, bottleneck: str, confidence: str, reached: float | None):
     found = verdict.summary(shaped(kind, us))
     assert (found["bottleneck"], found["confidence"]) == (bottleneck, confidence), found["against"]
     told = " ".join(found["evidence"])
