@@ -9,20 +9,17 @@ __all__ = ["ncu", "nsys"]
 
 _NSYS_OPTIONS = ("trace", "output", "capture-range", "capture-range-end", "nvtx-capture", "env-var", "force-overwrite")
 _NCU = """#!/usr/bin/env python3
-import json, os, pathlib, signal, sys, time
+import json, os, pathlib, sys
 answers = {answers!r}
 if sys.argv[1] in answers:
     print(answers[sys.argv[1]])
     sys.exit()
 pathlib.Path({called!r}).write_text(json.dumps([sys.argv[1:], dict(os.environ)]))
 given = dict(word.split("=", 1) for word in sys.argv[1:] if word.startswith("--") and "=" in word)
-print({words!r})
+print("the program's own")
 pathlib.Path(given["--log-file"].replace("%%", "%")).write_text({log!r})
 if {report!r}:
     pathlib.Path(given["--export"].replace("%%", "%")).write_bytes({report!r})
-if {hang}:
-    signal.signal(signal.SIGINT, lambda *_: sys.exit({code}))
-    time.sleep(60)
 sys.exit({code})
 """
 
@@ -34,27 +31,16 @@ def nsys(folder: Path, script: str) -> Path:
     return _program(folder / "nsys", f"#!/bin/sh\n{cases}\n{script}\n")
 
 
-def ncu(
-    folder: Path,
-    said: Mapping[str, str],
-    log: str,
-    report: bytes,
-    *,
-    words: str = "",
-    code: int = 0,
-    hang: bool = False,
-) -> Path:
+def ncu(folder: Path, said: Mapping[str, str], log: str, report: bytes, code: int) -> Path:
     """Make an ncu 2025.3 that gives the answers in `said`, and leaves a log and, unless it is empty, a report.
 
-    The words are the program's own. How it was called, and in which environment, is in ``called.json`` beside it.
+    How it was called, and in which environment, is in ``called.json`` beside it.
     """
     text = _NCU.format(
         answers={"--version": "Version 2025.3.1.0 (build 1)", **said},
         called=str(folder / "called.json"),
-        words=words,
         log=log,
         report=report,
-        hang=hang,
         code=code,
     )
     return _program(folder / "ncu", text)

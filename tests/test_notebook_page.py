@@ -36,7 +36,7 @@ def test_nothing_in_it_runs_or_loads(browser: Any, tmp_path: Path):
     parts.append(as_svg(plots.timeline(trace, title=hostile.NAMES[7])))
     page = tmp_path / "page.html"
     page.write_text(f"<!doctype html><meta charset=utf-8><link rel=icon href=data:,>{''.join(parts)}", "utf-8")
-    with WatchedPage(browser, page, width=1200, theme="light", ready=True) as opened:
+    with WatchedPage(browser, page) as opened:
         opened.page.wait_for_timeout(500)
         assert opened.page.url == page.as_uri()
         harmful = "img, iframe, object, embed, base, form, meta[http-equiv], [onload], [onerror], a[href^='javascript']"
@@ -45,6 +45,6 @@ def test_nothing_in_it_runs_or_loads(browser: Any, tmp_path: Path):
         assert name in words
         assert not set(words) & set("\x1b\x07\x9b\u202e\u2066\u200b")
     report = trace.report(tmp_path / "report.html")
-    with WatchedPage(browser, report, width=1200, theme="light", ready=True) as opened:
+    with WatchedPage(browser, report) as opened:
         opened.page.wait_for_timeout(500)
         assert opened.page.locator(harmful.replace("meta[http-equiv], ", "")).count() == 0

@@ -19,8 +19,6 @@ COMMANDS = {
     "report": (["report", "TRACE", "-o", "OUT.html"], ".html"),
     "bench": (["bench", "--size", "smoke", "--device", "cpu", "--out-json", "OUT.json"], ".json"),
 }
-#: What can be there already, and whether each command may replace it with --overwrite.
-PLACES = ["file", "store", "store and more", "store of links", "link", "pipe"]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +56,7 @@ def state(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", ["file", "store", "store and more", "store of links", "link", "pipe"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_what_is_there(command: str, place: str, trace: Path, tmp_path: Path, capsys: Any):
     if command == "bench":

@@ -18,7 +18,9 @@ def until(page: Any, expression: str) -> None:
 class WatchedPage:
     """A page that must end without a complaint, and without a request for anything but itself."""
 
-    def __init__(self, browser: Any, path: Path, *, width: int, theme: str, ready: bool, **context: Any) -> None:
+    def __init__(
+        self, browser: Any, path: Path, *, width: int = 1280, theme: str = "light", ready: bool = True, **context: Any
+    ):
         self.complaints: list[str] = []
         self.requests: list[str] = []
         self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme, **context)

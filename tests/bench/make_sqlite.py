@@ -24,7 +24,7 @@ _LAYERS = 20
 _OPERATIONS = 20
 
 
-def make(path: Path, kernels: int = 5_000_000, seed: int = 7) -> None:
+def make(path: Path, kernels: int = 5_000_000) -> None:
     """Write the export.
 
     Parameters
@@ -33,9 +33,8 @@ def make(path: Path, kernels: int = 5_000_000, seed: int = 7) -> None:
         Where; replaced when it exists.
     kernels : int
         How many kernels; the other tables keep their proportions.
-    seed : int
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(7)
     steps = max(1, kernels // 2000)
     per_step = kernels // steps
     kernels = steps * per_step

@@ -29,7 +29,7 @@ def stand_in(tmp_path, monkeypatch):
     def make(log=DONE, report=b"NVR\0report", code=0):
         folder = tmp_path / "tool"
         folder.mkdir(exist_ok=True)
-        program = stand_in_nsight.ncu(folder, {"--help": HELP}, log, report, words="the program's own", code=code)
+        program = stand_in_nsight.ncu(folder, {"--help": HELP}, log, report, code)
         monkeypatch.setenv("NSIGHTKIT_NCU", str(program))
         NCU.ask.cache_clear()
         return folder / "called.json"

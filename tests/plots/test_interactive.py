@@ -102,15 +102,14 @@ PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>A ti
 @media (prefers-color-scheme: dark) {{ html {{ background: #14181e; color: #ced6dd }} }}
 body {{ font-family: sans-serif; max-width: 60rem; margin: 1rem auto; padding: 0 12px }}
 </style></head><body><main><h1>A timeline</h1>{body}</main></body></html>"""
-_ROW = "e.rows.find((row) => row.label === {})"
 
 
 class Opened(WatchedPage):
     """A page with one timeline."""
 
-    def __init__(self, browser, path, shown, *, width=1000, theme="light", ready=True, **context):
+    def __init__(self, browser, path, shown, *, width=1000, **context):
         path.write_text(PAGE.format(body=shown if isinstance(shown, str) else shown.html()), "utf-8")
-        super().__init__(browser, path, width=width, theme=theme, ready=ready, **context)
+        super().__init__(browser, path, width=width, **context)
         self.board = self.page.locator("nsightkit-timeline .rows")
         self.detail = self.page.locator("nsightkit-timeline .detail")
 
@@ -121,11 +120,11 @@ class Opened(WatchedPage):
         for key in keys:
             self.page.keyboard.press(key)
 
-    def point(self, row, time):
-        """Where on the page a row's moment is."""
+    def point(self, time):
+        """Where on the page a moment of the stream is."""
         left, width, middle = self.get(
-            f"(() => {{ const b = {_ROW.format(json.dumps(row))}.canvas.getBoundingClientRect();"
-            "return [b.left, b.width, b.top + b.height / 2]; })()"
+            "(() => { const row = e.rows.find((row) => row.label === 'GPU stream 7');"
+            "const b = row.canvas.getBoundingClientRect(); return [b.left, b.width, b.top + b.height / 2]; })()"
         )
         start, end = self.view()
         return left + (time - start) / (end - start) * width, middle
@@ -150,11 +149,11 @@ def test_zooming_and_panning_change_the_window(opened, trace):
         shown.press("Home")
         assert shown.view() == [0, span]
         # The wheel zooms about the pointer, whose place is in whole pixels.
-        x, y = shown.point("GPU stream 7", span / 4)
+        x, y = shown.point(span / 4)
         page.mouse.move(x, y)
         page.mouse.wheel(0, -300)
         until(page, "(e => e.view.end - e.view.start < e.span * 0.5)(document.querySelector('nsightkit-timeline'))")
-        assert shown.point("GPU stream 7", span / 4)[0] == pytest.approx(x, abs=2)
+        assert shown.point(span / 4)[0] == pytest.approx(x, abs=2)
         page.get_by_role("button", name="All").click()
         assert shown.view() == [0, span]
 
@@ -167,7 +166,7 @@ def test_pointing_at_a_kernel_names_it_and_keys_go_on_from_it(opened, trace):
         first = shown.get("e.traces[0].first")
         middle = kernel["start_ns"] + length / 2 - first
         shown.get(f"e.show({middle} - 3e5, {middle} + 3e5)")
-        where = shown.point("GPU stream 7", middle)
+        where = shown.point(middle)
         shown.page.mouse.move(*where)
         assert kernel["name"] in shown.detail.inner_text()
         assert f"{length / 1000:.4g} µs" in shown.detail.inner_text()

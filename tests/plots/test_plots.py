@@ -120,7 +120,9 @@ def test_timeline_has_a_lane_a_stream_and_a_level():
     axes = plots.timeline(_trace()).axes[0]
     labels = [text.get_text() for text in axes.get_yticklabels()]
     assert labels == ["CPU thread 5", "", "GPU stream 7", "GPU stream 8", "GPU stream 13"]
-    axes = plots.timeline(_trace(), start_ns=2_000_000, end_ns=4_000_000).axes[0]
+    figure = plots.timeline(_trace(), start_ns=2_000_000, end_ns=4_000_000)
+    assert "GPU stream 13 0 events" in figure.get_label()
+    (axes,) = figure.axes
     assert axes.get_xlim() == (0, 2_000_000)
     assert min(path.vertices[:, 0].min() for drawn in axes.collections for path in drawn.get_paths()) >= 0
 
@@ -178,6 +180,14 @@ def test_panels_say_what_is_missing():
     assert texts == [["1 ms", "2.5 ms"], ["n/a", "25.0%"], ["123,456", "0.5"]]
     assert _widths(figure.axes[0]) == [[1.0, 2.5]]
     assert "share of idle (a n/a" in figure.get_label()
+
+
+@pytest.mark.parametrize("speedups", [[0.8, 0.5], [1.5, 0.5], []])
+def test_panels_hold_their_bars(speedups):
+    (axes,) = plots.panels(pd.DataFrame({"speedup": speedups}), ["speedup"]).axes
+    left, right = axes.get_xlim()
+    assert left <= axes.dataLim.x0
+    assert axes.dataLim.x1 <= right
 
 
 def test_roofline_points_and_roofs():

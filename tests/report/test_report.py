@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import itertools
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import many
 import numpy as np
 import pandas as pd
 import pytest
+from msgspec import structs
 from synthetic import planted
 from watched_page import WatchedPage, until
 
@@ -23,6 +23,8 @@ from nsightkit.analysis import verdict
 from nsightkit.analysis.timeline import gaps, kernels, overview
 from nsightkit.errors import UsageError, plain
 from nsightkit.plots import lanes
+from nsightkit.report.sides import Side
+from nsightkit.report.tables import SECTIONS, listings
 from nsightkit.text import time_text
 from nsightkit.trace.model import Trace, TraceMeta
 
@@ -46,12 +48,6 @@ def starved(traces):
 def alone(starved):
     """The page of one trace."""
     return report.html({"starved": starved})
-
-
-@pytest.fixture(scope="module")
-def both(traces):
-    """The page of two traces."""
-    return report.html(traces)
 
 
 def of_kernels(names):
@@ -102,8 +98,8 @@ def test_it_says_what_the_analyses_say(alone, starved):
     assert f"Replayed without a change, the run is {100 * answer['replay_error']:.1f}% off" in words
 
 
-def test_several_traces_lie_side_by_side(both, traces):
-    page = read(both)
+def test_several_traces_lie_side_by_side(traces):
+    page = read(report.html(traces))
     windows = [time_text(overview.summary(trace)["window_ns"]) for trace in traces.values()]
     assert [dict(table)["all steps"] for table in tables(page, "summary")] == windows
     head, letters, *rows = tables(page, "idle")[0]
@@ -114,6 +110,13 @@ def test_several_traces_lie_side_by_side(both, traces):
         assert [first, second] == [time_text(before.get(cause)), time_text(after.get(cause))]
     assert [len(tables(page, name)) for name in ("gaps", "steps", "kernels")] == [2, 2, 1]
     assert "GPU profiles: 2 traces side by side" in page.get_text()
+
+
+def test_rows_that_share_a_key_all_stay():
+    by_name = next(section for section in SECTIONS if section.name == "kernels")
+    side = Side(0, "a", "A", "", of_kernels(["k1", "k2"]))
+    (table,) = listings(structs.replace(by_name, keys=["category"]), [side, side])
+    assert [[row["name"] for row in rows] for rows in table.rows] == [["k1", "k1"], ["k2", "k2"]]
 
 
 def test_a_trace_without_gpu_work_says_what_it_lacks():
@@ -258,9 +261,6 @@ def test_a_real_trace(shared_traces):
 class Opened(WatchedPage):
     """A report in a browser."""
 
-    def __init__(self, browser, path, *, width=1280, theme="light", ready=True, **context):
-        super().__init__(browser, path, width=width, theme=theme, ready=ready, **context)
-
     def names(self, section):
         cells = self.page.locator(f"#{section} tbody tr:visible > :first-child").all_inner_texts()
         return [text.splitlines()[-1] for text in cells]  # the whole name, below the short one
@@ -269,10 +269,9 @@ class Opened(WatchedPage):
 @pytest.fixture
 def opened(browser, tmp_path):
     """Open the report of some traces."""
-    numbers = itertools.count()
 
     def open_page(traces, **options):
-        path = tmp_path / f"report{next(numbers)}.html"
+        path = tmp_path / "report.html"
         report.write(traces, path)
         return Opened(browser, path, **options)
 

@@ -216,11 +216,9 @@ class Export:
         kinds = _COPY_KIND[kind], *(_MEMORY[m] for m in memory)
         self._on_device("MEMCPY", start, end, device, stream, correlation, process, size, *kinds, None)
 
-    def memset(
-        self, start: int, end: int, correlation: int, process: int, size: int, *, device: int = 0, stream: int = 7
-    ) -> None:
+    def memset(self, start: int, end: int, correlation: int, process: int, size: int, *, stream: int = 7) -> None:
         """A memset of device memory."""
-        self._on_device("MEMSET", start, end, device, stream, correlation, process, 0, size, None, 2)
+        self._on_device("MEMSET", start, end, 0, stream, correlation, process, 0, size, None, 2)
 
     def graph(self, start: int, end: int, correlation: int, process: int, *, device: int = 0, stream: int = 7) -> None:
         """A CUDA-graph replay, recorded as one interval."""

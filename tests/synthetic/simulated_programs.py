@@ -51,7 +51,7 @@ CHANGE_OF = {
 #: What a verdict may say where no change gains 5%: what fills the time.
 FILLS = ("compute-bound", "memory-bound", "memory-transfer", "communication", "not-enough-data")
 
-_US, _MS = 1_000, 1_000_000
+_US = 1_000
 #: The kernel of most programs.
 GEMM = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_64x3_tn"
 #: Streams beside the one of the kernels.
@@ -60,7 +60,7 @@ COPIES, COMM = 13, 20
 Step = Callable[[int], list[Action]]
 
 
-def loop(step: Step, steps: int = 12, name: str = "step ") -> list[Action]:
+def loop(step: Step, steps: int = 12) -> list[Action]:
     """Give a thread's actions: steps in ranges of their own.
 
     Parameters
@@ -68,10 +68,8 @@ def loop(step: Step, steps: int = 12, name: str = "step ") -> list[Action]:
     step : callable
         Takes a step's number and gives its actions.
     steps : int
-    name : str
-        Of the ranges, before the number.
     """
-    return [action for k in range(steps) for action in (Push(f"{name}{k}"), *step(k), Pop())]
+    return [action for k in range(steps) for action in (Push(f"step {k}"), *step(k), Pop())]
 
 
 def kernels(

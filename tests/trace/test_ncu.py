@@ -54,17 +54,17 @@ def identity(number: int, kernel: str) -> list[str]:
     return [str(number), "77", "a.out", "127.0.0.1", kernel, "1", "7", "(256, 1, 1)", "(64, 2, 1)", "0", "9.0"]
 
 
-def written(rows: list[list[str]], separator: str = ",") -> str:
+def written(rows: list[list[str]]) -> str:
     out = io.StringIO()
-    csv.writer(out, quoting=csv.QUOTE_ALL, delimiter=separator, lineterminator="\n").writerows(rows)
+    csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(rows)
     return out.getvalue()
 
 
-def raw(values: dict[str, tuple[str, list[str]]], kernels: list[str], separator: str = ",") -> str:
+def raw(values: dict[str, tuple[str, list[str]]], kernels: list[str]) -> str:
     """The raw page: units below the names, then a row a launch."""
     head = [HEADER + list(values), [""] * len(HEADER) + [unit for unit, _ in values.values()]]
     body = [identity(i, k) + [cells[i] for _, cells in values.values()] for i, k in enumerate(kernels)]
-    return written(head + body, separator)
+    return written(head + body)
 
 
 # -- .ncu-rep ----------------------------------------------------------------------------------------------------
@@ -289,11 +289,9 @@ def test_csv_that_a_real_ncu_exports_gives_the_same_table(
     found = read_text(tmp_path / "x.csv", page)
     for same in ("kernel", "grid", "block", "device", "stream", "compute_capability"):
         assert found.launches[same].tolist() == truth.launches[same].tolist()
-    for metric in [
-        metric.name for metric in ncu_metrics.METRICS
-    ]:  # a page rounds to two decimals, of the unit it chose
-        expected = truth.launches[metric]
-        np.testing.assert_allclose(found.launches[metric], expected, rtol=6e-3, atol=6e-3, err_msg=metric)
+    for metric in ncu_metrics.METRICS:  # a page rounds to two decimals, of the unit it chose
+        expected = truth.launches[metric.name]
+        np.testing.assert_allclose(found.launches[metric.name], expected, rtol=6e-3, atol=6e-3, err_msg=metric.name)
     classes = analysis.summary(truth)["classification"].tolist()
     assert analysis.summary(found)["classification"].tolist() == classes
 

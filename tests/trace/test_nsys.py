@@ -227,11 +227,13 @@ def read_all(path):
 def test_parquetdir_with_gpu_tables_answers_like_sqlite(export, tmp_path):
     folder = tmp_path / "t_pqtdir"
     folder.mkdir()
-    # An event that is still open, without a name.
+    # An event that is still open, without a name, and a call of no class.
     change(
         export,
         "CREATE TABLE PROFILER_OVERHEAD (start INT, end INT, globalTid INT, nameId INT)",
         "INSERT INTO PROFILER_OVERHEAD VALUES (10, 20, 1, 1), (15, NULL, 1, NULL)",
+        "CREATE TABLE OSRT_API (start INT, end INT, globalTid INT, nameId INT, eventClass INT)",
+        "INSERT INTO OSRT_API VALUES (10, 11, 1, 1, 1), (12, 13, 1, 1, NULL)",
     )
     with contextlib.closing(sqlite3.connect(export)) as connection:
         for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
@@ -241,6 +243,7 @@ def test_parquetdir_with_gpu_tables_answers_like_sqlite(export, tmp_path):
     assert overview.summary(a) == overview.summary(b)
     # Times count from the first event.
     assert b.table("overhead", ["end_ns", "name"]).to_numpy().tolist()[1] == [10, ""]
+    assert a.size("os_calls") == b.size("os_calls") == 1
     for answer in (gaps.summary, ranges.summary, kernels.summary, memops.summary):
         pd.testing.assert_frame_equal(answer(a), answer(b))
 

@@ -77,7 +77,6 @@ EVENT = {"action": "alloc", "addr": 1, "size": 1, "stream": 0, "frames": []}
 BLOCK = {"address": 1, "size": 1, "requested_size": 1, "state": "inactive"}
 SEGMENT = {"address": 1, "total_size": 1, "blocks": [BLOCK]}
 LISTS = doubled_lists()
-FRAMES = [frame("f")] * 30_000
 OTHER = "is not a memory snapshot"
 MUCH = "needs far more memory or time"
 FILES = {

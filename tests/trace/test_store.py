@@ -115,7 +115,7 @@ class TestCache:
         pd.testing.assert_frame_equal(second.table("kernels", ["name", "duration_ns"]), answers[2])
         assert second.meta == first.meta
 
-    def test_other_content_is_another_key(self, export, tmp_path):
+    def test_other_content_is_another_key(self, export):
         before = len(nsightkit.load(export)["kernels"])
         stamp = export.stat()
         training(export, "sync", steps=5)

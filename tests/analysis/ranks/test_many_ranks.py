@@ -17,8 +17,10 @@ from synthetic.planted_ranks import job
 
 import nsightkit
 from nsightkit import cli
+from nsightkit.analysis.core import intervals
 from nsightkit.analysis.ranks import job as ranks
 from nsightkit.analysis.ranks import lateness, one_rank
+from nsightkit.analysis.timeline.selection import select
 from nsightkit.errors import TraceError, UsageError
 from nsightkit.trace import store
 
@@ -83,6 +85,8 @@ def test_two_stragglers_and_what_both_cost(tmp_path):
     assert saved - 16 * CLOCK_NS <= rows.loc[3, "gain_ns"] <= saved + 0.1 * found.gain_ns
     assert found.gain_ns == pytest.approx(late - wall_ns(job(tmp_path, {}, **sizes)), rel=0.02)
     assert found.findings()[2].startswith("With rank ")
+    without_gpu_work = dataclasses.replace(found, ranks=found.ranks.assign(span_ns=np.nan))
+    assert "nan" not in without_gpu_work.findings()[2]
 
 
 def test_who_waits_in_another_group_is_late_there(tmp_path):
@@ -101,16 +105,16 @@ def test_who_waits_in_another_group_is_late_there(tmp_path):
 # --- the statistics, on tables ---
 
 
-def arrivals(rng, crew=8, steps=24, collectives=3, jitter=100_000, late=None, late_ns=0, often=1.0):
+def arrivals(rng, crew, steps=24, jitter=100_000, late=None, late_ns=0, often=1.0):
     """Random arrivals: every rank as likely to be late as any other, but for `late`."""
-    count = steps * collectives
+    count = 3 * steps
     at = rng.exponential(jitter, (count, crew))
     if late is not None:
         at[:, late] += late_ns * (rng.random(count) < often)
     number = np.arange(count)
     start = number[:, None] * 10_000_000 + at.astype(np.int64)
     frame = pd.DataFrame({"collective": np.repeat(number, crew), "rank": np.tile(range(crew), count)})
-    return waiting(frame.assign(step=frame["collective"] // collectives, start_ns=start.ravel()))
+    return waiting(frame.assign(step=frame["collective"] // 3, start_ns=start.ravel()))
 
 
 def waiting(frame):
@@ -288,13 +292,17 @@ def test_the_rank_that_a_launcher_gave_nsys(tmp_path, text, rank):
 
 
 def test_processes_of_one_capture_are_ranks_of_one_node(shared_traces):
-    found = ranks.survey([shared_traces / "nsys-ai/mfu_2gpu_before.sqlite"], workers=0)
+    path = shared_traces / "nsys-ai/mfu_2gpu_before.sqlite"
+    found = ranks.survey([path], workers=0)
     assert [name.split("#")[1] for name in found.ranks["file"]] == ["144", "145"]
     assert found.ranks["clock_offset_ns"].tolist() == [0, 0]
     # The ends of 32 collectives fit one clock, and none ends before both have arrived.
     assert len(found.collectives) == 32
     assert (found.ranks["clock_spread_ns"] < 25_000).all()
     assert (found.collectives["transfer_ns"] > 0).all()
+    half = select(nsightkit.load(path), time_ns=(0, 150_000_000))
+    busy_ns = [look.figures["busy_ns"] for look in ranks.look_at_ranks(half)]
+    assert busy_ns == intervals.busy(half)["busy_ns"].tolist()
 
 
 # --- where it runs ---

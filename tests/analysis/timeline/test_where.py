@@ -211,7 +211,7 @@ def test_operators_that_emit_nvtx_names():
 # CUDA graphs.
 
 
-def captures(*graphs: Sequence[str], named: bool = True, source: str = "model.py") -> Trace:
+def captures(*graphs: Sequence[str], named: bool = True) -> Trace:
     """A trace in which graphs were captured, each of these kernels by a function of its own."""
     events, kernels, stack, now = [], [], [], 0
     for graph in graphs:
@@ -219,7 +219,7 @@ def captures(*graphs: Sequence[str], named: bool = True, source: str = "model.py
         for name in graph:
             now += 10
             events.append(("hipLaunchKernel", now, now + 4))
-            stack.append((f"{source}(1): {name}", now - 2, now + 6))
+            stack.append((f"model.py(1): {name}", now - 2, now + 6))
         now += 10
         events.append(("hipStreamEndCapture", now, now + 1))
         kernels += ["", *(graph if named else [""] * len(graph)), ""]

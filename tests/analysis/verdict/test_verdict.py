@@ -145,7 +145,7 @@ class Laid:
         return verdict.summary(self.trace(tmp_path, **selection))
 
 
-def steady(*lost: tuple[str, float], steps: bool = True, name: str = GEMM, in_turn: bool = False) -> Laid:
+def steady(*lost: tuple[str, float], steps: bool = True, in_turn: bool = False) -> Laid:
     """Ten rounds of equal kernels, and in each of them the same gaps.
 
     With `in_turn` the first two change places: the first one alone lets the thread get ahead again.
@@ -154,18 +154,18 @@ def steady(*lost: tuple[str, float], steps: bool = True, name: str = GEMM, in_tu
     for number in range(10):
         with laid.step() if steps else contextlib.nullcontext():
             for _ in range(5):
-                laid.kernel(200, name)
+                laid.kernel(200)
             for cause, us in (*lost[1::-1], *lost[2:]) if in_turn and number % 2 else lost:
                 laid.gap(cause, us)
-                laid.kernel(10, name)
-    laid.kernel(10, name)
+                laid.kernel(10)
+    laid.kernel(10)
     return laid
 
 
-def some_steps(gapped: Callable[[int], float], count: int = 12) -> Laid:
+def some_steps(gapped: Callable[[int], float]) -> Laid:
     """Steps of equal work, and a gap of CPU work in some of them."""
     laid = Laid()
-    for number in range(count):
+    for number in range(12):
         with laid.step():
             for _ in range(5):
                 laid.kernel(200 + 40 * (number % 4))
@@ -193,6 +193,15 @@ def two_steps() -> Laid:
                 laid.kernel(50)
                 laid.gap("cpu-work", 20)
     laid.kernel(50)
+    return laid
+
+
+def devices_in_turn() -> Laid:
+    """Each of four works while the others have no work: they wait for three times as long as they work."""
+    laid = Laid()
+    for number in range(80):
+        laid.kernel(200, device=number // 20)
+        laid.gap("unknown", 0)  # launch each as the one before it ends
     return laid
 
 
@@ -228,6 +237,7 @@ DOUBTS: dict[str, tuple[Laid, str, str, str]] = {
     "one moment": (one_moment(), "cpu-work", "low", "seen once"),
     "two of twelve": (some_steps(lambda i: 500 * (i in (4, 9))), "cpu-work", "low", "only 2 of 12 steps would gain"),
     "eight of twelve": (some_steps(lambda i: 500 * (i < 8)), "cpu-work", "medium", "only 8 of 12 steps would gain"),
+    "waiting longer than working": (devices_in_turn(), "imbalance", "high", ""),
     "few steps": (two_steps(), "cpu-work", "medium", "the trace holds 2 steps"),
     "two doubts": (
         steady(("cpu-work", 200), ("input-pipeline", 190), ("profiler", 150), in_turn=True),
@@ -490,7 +500,7 @@ def test_an_unknown_card_is_no_obstacle():
 # ---------------------------------------------------------------- several devices
 
 
-def pair(uneven: float, reduce: float = 100, lacks: int = 0, rounds: Any = (1000,) * 10) -> Export:
+def pair(uneven: float, reduce: float = 100, lacks: int = 0) -> Export:
     """Two devices with ten rounds of work, the second with a share of it, that meet in a reduction."""
     out, at = Export(2), 510 * US
     ahead = [2 * US, 2 * US]  # both threads launch as fast as they can
@@ -499,10 +509,10 @@ def pair(uneven: float, reduce: float = 100, lacks: int = 0, rounds: Any = (1000
         ahead[device] += 2 * US
         return out.call("cudaLaunchKernel_v7000", Export.thread(PID, PID + device), ahead[device], ahead[device] + US)
 
-    for number, us in enumerate(rounds):
-        arrived = at + us * US
+    for number in range(10):
+        arrived = at + MS
         for device in (0, 1):
-            ends = at + int(us * US * (uneven if device else 1))
+            ends = at + int(MS * (uneven if device else 1))
             for i in range(5):
                 begin, end = (at + (ends - at) * k // 5 for k in (i, i + 1))
                 out.kernel(GEMM, begin, end, launch(device), PROCESS, device=device)
