@@ -27,6 +27,8 @@ _SUFFIXES = {".nsys-rep": "nsys-rep", ".ncu-rep": "ncu-rep", ".qdrep": "nsys-rep
 _PICKLE = rb"\x80[\x02-\x05]"
 #: How far into a page of ncu its header is looked for: the profiled program's own output may come first.
 _PROGRAM_BYTES = 4_000_000
+#: What a text in UTF-16 begins with: the order of its bytes.
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 #: What to give instead, for error messages.
 _SOURCES = (
     "an Nsight Systems .sqlite or parquetdir export, a .nsys-rep, a PyTorch profiler .json or .json.gz, "
@@ -100,7 +102,7 @@ def kind_of(path: Path) -> str:
             return kind
         page = head + stream.read(_PROGRAM_BYTES)
     # PowerShell redirects output as UTF-16; without its zero bytes the ASCII words can be found.
-    page = page.replace(b"\0", b"") if page[:2] in (b"\xff\xfe", b"\xfe\xff") else page
+    page = page.replace(b"\0", b"") if page.startswith(UTF16_MARKS) else page
     if b"ID" in page and b"Kernel Name" in page:
         return "ncu-csv"
     return "other"

@@ -19,7 +19,7 @@ import pandas as pd
 
 from nsightkit.errors import AnyPath, TraceError, reading, require_regular
 from nsightkit.text import Json
-from nsightkit.trace import ncu_child, ncu_metrics
+from nsightkit.trace import UTF16_MARKS, ncu_child, ncu_metrics
 from nsightkit.trace.files import replacing
 from nsightkit.trace.limited import ask_limited
 from nsightkit.trace.model import capability
@@ -90,7 +90,7 @@ def read(path: AnyPath) -> Report:
         if first_bytes == _MAGIC:
             return _read_report(path)
         # PowerShell redirects output as UTF-16, whose first two bytes tell the order of the others.
-        encoding = "utf-16" if first_bytes.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
+        encoding = "utf-16" if first_bytes.startswith(UTF16_MARKS) else "utf-8-sig"
         text = path.read_text(encoding=encoding, errors="replace")
         return _read_csv(path, text)
 

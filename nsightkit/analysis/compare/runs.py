@@ -192,7 +192,7 @@ def of_trace(trace: Trace, match: str | None = None, selection: str | None = Non
         prefix = "step"
     sample_columns = capture.windows.index if has_steps else ["total"]
     metrics = {}
-    # Idle time is no metric of its own: it follows from the others.
+    # Idle time is left out: it follows from the others.
     for name, times in capture.figures[sample_columns].drop(index="idle_ns", errors="ignore").iterrows():
         metrics[f"{prefix}/{_METRIC_OF_FIGURE[str(name)]}"] = times.to_numpy(np.float64)
     if trace.recorded("kernels"):

@@ -89,7 +89,7 @@ class Job:
             late = " and ".join(f"rank {rank}" for rank in self.stragglers["rank"])
             gain = f"With {late} on time, the job would save at most {time_text(self.gain_ns)}"
             longest_ns = self.ranks["span_ns"].max()
-            if longest_ns > 0:  # without GPU work there is no span: NaN or 0
+            if longest_ns > 0:  # without GPU work the span is NaN or 0
                 gain += f" of {time_text(longest_ns)}"
             return [*self.stragglers["text"], f"{gain}."]
         if len(self.collectives):
@@ -288,7 +288,7 @@ def combine(looks: Sequence[Look], lost: Sequence[Json] = ()) -> Job:
         lost_or_absent.append(
             {"file": None, "ranks": sorted(absent), "reason": f"no trace here (the job has {world_size} ranks)"}
         )
-    # Ranks that are processes of one capture share its clock; any other rank is a capture of its own.
+    # Ranks that are processes of one capture share its clock; every other rank has a separate capture.
     capture_of_rank = {}
     for rank, entry in look_of_rank.items():
         capture_of_rank[rank] = str(rank) if entry.process is None else entry.file
@@ -368,7 +368,7 @@ def _rank_rows(look_of_rank: Mapping[int, Look], clocks: pd.DataFrame, arrivals:
     """One row per rank: its figures, how late it was and how long it waited, and its clock."""
     rows = []
     for rank, entry in look_of_rank.items():
-        steps = int((entry.steps["step"] >= 0).sum())  # -1 stands for a trace without steps
+        steps = int((entry.steps["step"] >= 0).sum())  # -1: the trace has no steps
         file = entry.file if entry.process is None else f"{entry.file}#{entry.process}"
         row = {"rank": rank, "file": file, "tool": entry.tool, "steps": steps}
         rows.append(row | entry.figures | {"collectives": len(entry.collectives)})

@@ -227,7 +227,7 @@ def _gpu_work_and_gaps(trace: Trace) -> pd.DataFrame:
 def _outermost_ranges(trace: Trace) -> pd.DataFrame:
     """The outermost ranges on the steps' thread, apart from the steps' own; ``part`` is a range's name.
 
-    Without steps there are none.
+    Without steps the table is empty.
     """
     step_ranges = steps.find(trace)
     ranges = trace.table("ranges", ["start_ns", "end_ns", "thread", "name", "parent"])
