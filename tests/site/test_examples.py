@@ -8,11 +8,9 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from nsightkit.analysis.ranks.job import Job
 from nsightkit.guide import Measurement
 
 pytest.importorskip("torch")
@@ -72,7 +70,7 @@ def test_a_page_runs_small(script: Path, elsewhere: Path, monkeypatch: pytest.Mo
     assert not (elsewhere.parent / "none").exists()
 
 
-def _the_late_rank_is_named(late_rank: ModuleType, before: Measurement, own: Job):
+def _the_late_rank_is_named(late_rank, before: Measurement, own):
     """Two processes under torchrun, the second of which gets its batches late."""
     rows = before.rows
     assert rows["start_ns"].min() == 0

@@ -277,8 +277,9 @@ MTIA = event("mtia_ccp_events")  # work of an accelerator of another kind
     ],
 )
 def test_what_was_not_recorded(tmp_path, events, missing):
-    trace = load(tmp_path, events)
+    trace = load(tmp_path, events, distributedInfo={"rank": 3})
     assert " ".join(trace.meta.missing) == missing
+    assert trace.meta.distributed == {"rank": 3}
     notes = " ".join(trace.meta.notes)
     assert ("2 calls launched work on a GPU" in notes) == (LAUNCH in events and "kernels" in missing)
     assert ("1 events of mtia_ccp_events were not read" in notes) == (MTIA in events)

@@ -288,7 +288,7 @@ def test_resnet_with_and_without_loader_workers(shared_traces: Path):
       124 to 127 ms.
     - The kernels are the same model: 98.6 ms per step, and 99.1 ms. But cuDNN chose other ones for the gradients of
       weights: ``wgrad_alg0_engine`` 156 and then 90 launches, ``stridedB_splitK_medium`` 6 and then 72.
-    - The twelve copies to the device take 18,959 µs in the second run.
+    - Their twelve copies to the device take 11,492 and then 18,959 µs.
     """
     names = ("num_workers_0__worker0.1623143089861", "num_workers_4__worker0.1623212756351")
     traces = [nsightkit.load(shared_traces / "kineto" / f"resnet50_{name}.pt.trace.json.gz") for name in names]
@@ -302,7 +302,7 @@ def test_resnet_with_and_without_loader_workers(shared_traces: Path):
     waiting = row(found, "gaps", "input-pipeline")
     totals = ["before_total_ns", "after_total_ns", "significance"]
     assert waiting[totals].tolist() == [285_214_000, 0, "changed"]
-    assert row(found, "memops", "HtoD")["after_total_ns"] == 18_959_000
+    assert row(found, "memops", "HtoD")[totals].tolist() == [11_492_000, 18_959_000, "within noise"]
     for name, launches in (("wgrad_alg0_engine<float, 128, 6, 7", [156, 90]), ("splitK_medium", [6, 72])):
         (swapped,) = [kernel for kernel in summary["kernels"] if name in kernel["name"]]
         assert [swapped["before_count"], swapped["after_count"]] == launches
