@@ -266,12 +266,11 @@ def matching(names: pd.Series, *patterns: Expression) -> npt.NDArray[np.bool_]:
 
     is_match = []
     for name in names.cat.categories.astype(str).tolist():
-        is_match.append(any(_finds(pattern, name) for pattern in patterns))
+        is_found = False
+        for pattern in patterns:
+            if pattern.search(name):
+                is_found = True
+                break
+        is_match.append(is_found)
     is_match.append(False)  # for a missing name, whose code is -1
     return np.array(is_match)[names.cat.codes.to_numpy()]
-
-
-@functools.lru_cache(65_536)
-def _finds(pattern: Expression, name: str) -> bool:
-    """Check whether a pattern is found in a name; memoised, because names are looked at again and again."""
-    return pattern.search(name) is not None

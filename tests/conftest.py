@@ -33,6 +33,12 @@ _QUIET = (
 )
 
 
+def pytest_collection_finish():
+    """What was imported stays: each look for garbage, such as before a measurement, passes it over."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def shared_traces() -> Path:
     """Folder of real traces: ``NSIGHTKIT_SHARED`` or ``../shared``, each with a ``traces`` folder in it."""

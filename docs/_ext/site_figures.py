@@ -69,7 +69,7 @@ def save_both(figure: Figure, stem: Path) -> dict[str, Path]:
     figure.draw_without_rendering()  # ticks exist from here on
     for mode, path in paths.items():
         with _inked(figure, _INK[mode]):
-            figure.savefig(path, dpi=_DPI, transparent=True, pil_kwargs={"optimize": True})
+            figure.savefig(path, dpi=_DPI, transparent=True)
     return paths
 
 
