@@ -9,12 +9,16 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 # What the tests compute is small: threads would wait for each other longer than they work, here and in every child.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # As the command does: looking through the objects of imported libraries again and again takes a seventh of the time.
 gc.set_threshold(200_000, 20, 20)
+# Names of columns are few and short, and Arrow's strings are slow for them: a seventh of the time of many small tables.
+# Pages, and commands in processes of their own, run with what pandas takes by itself.
+pd.options.mode.string_storage = "python"
 # Text is as wide as it is in a pipe, whatever the terminal that the tests were started from.
 os.environ.pop("COLUMNS", None)
 
@@ -35,7 +39,6 @@ _QUIET = (
 
 def pytest_collection_finish():
     """What was imported stays: each look for garbage, such as before a measurement, passes it over."""
-    gc.collect()
     gc.freeze()
 
 

@@ -15,6 +15,9 @@ from typing import Any
 import measured
 from sphinx.errors import ExtensionError
 
+# As the command does: looking through the objects of imported libraries again and again takes time.
+gc.set_threshold(200_000)
+
 
 def reset(gallery_conf: dict[str, Any], fname: str | None) -> None:
     """Give the next script a fresh interpreter as far as one process can: scripts share it."""

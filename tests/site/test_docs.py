@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import warm
 
 bs4 = pytest.importorskip("bs4")
 for _needed in ("sphinx", "sphinx_gallery", "myst_nb", "numpydoc", "pydata_sphinx_theme"):
@@ -147,9 +146,18 @@ def _site(folder: Path, script: str, index: str = "") -> Path:
 
 
 def _build(folder: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
-    command = ["sphinx", "-c", ".", "docs", "html", "-W", "-n", "--keep-going", "-q", *options]
+    arguments = ["-c", ".", "docs", "html", "-W", "-n", "--keep-going", "-q", *options]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("NSIGHTKIT_")} | env
-    return warm.run(command, cwd=folder, env=environment)
+    environment |= {"MPLBACKEND": "Agg", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.run(
+        [sys.executable, "-m", "sphinx", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
 
 
 @pytest.fixture(scope="module")

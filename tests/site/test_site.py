@@ -68,7 +68,7 @@ _MARK_ONE_OF_EACH_LOOK = """() => {
   }
   document.querySelectorAll("input, select, textarea").forEach(mark)
 }"""
-_JUDGE = "async ([part, options]) => (await axe.run(part, options)).violations"
+_JUDGE = "async ([part, options]) => (await axe.run(part ?? document, options)).violations"
 #: Describing what is well takes time.
 _BRIEFLY = {"resultTypes": ["violations"]}
 #: The rules that judge colours.
@@ -160,7 +160,7 @@ class _Visit:
             violations += page.evaluate(_JUDGE, ["[data-look]", {**_BRIEFLY, "runOnly": _OF_COLOURS}])
         if (width, scheme) != STATES["dark"]:
             rest = {**_BRIEFLY, "rules": {rule: {"enabled": False} for rule in _OF_COLOURS}}
-            violations += page.evaluate(_JUDGE, [{"exclude": []}, rest])
+            violations += page.evaluate(_JUDGE, [None, rest])
         self.judged = False
         for violation in violations:
             if violation["impact"] in {"serious", "critical"} and violation["id"] not in TOLERATED:
