@@ -196,9 +196,7 @@ def _anchors(path: Path) -> frozenset[str]:
     }
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_links(name):
-    wrong = []
+def _broken_links(name: str) -> Iterator[str]:
     for tag, attribute in (("a", "href"), ("img", "src"), ("link", "href"), ("script", "src")):
         for element in _soup(HTML / name).find_all(tag):
             target = element.get(attribute, "")
@@ -208,7 +206,12 @@ def test_links(name):
             file = HTML / unquote(urlsplit(url).path).lstrip("/")
             file = file / "index.html" if file.is_dir() else file
             if not file.is_file():
-                wrong.append(f"{target}: no such file")
+                yield f"{name}: {target}: no such file"
             elif fragment and file.suffix == ".html" and unquote(fragment) not in _anchors(file):
-                wrong.append(f"{target}: no such anchor")
-    assert not wrong
+                yield f"{name}: {target}: no such anchor"
+
+
+def test_links():
+    """In one process: each page leads to most others, and is parsed once."""
+    wrong = [problem for name in ALL for problem in _broken_links(name)]
+    assert not wrong, "\n" + "\n".join(wrong)
