@@ -15,7 +15,7 @@ from typing import Any
 import measured
 from sphinx.errors import ExtensionError
 
-# As the command does: looking through the objects of imported libraries again and again takes time.
+# Looking for garbage among the objects of imported libraries again and again takes time.
 gc.set_threshold(200_000)
 
 

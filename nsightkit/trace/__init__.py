@@ -27,14 +27,14 @@ _SUFFIXES = {".nsys-rep": "nsys-rep", ".ncu-rep": "ncu-rep", ".qdrep": "nsys-rep
 _PICKLE = rb"\x80[\x02-\x05]"
 #: How far into a page of ncu its header is looked for: the profiled program's own output may come first.
 _PROGRAM_BYTES = 4_000_000
-#: What a text in UTF-16 begins with: the order of its bytes.
+#: The first two bytes of a UTF-16 text, which give the order of the others.
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 #: What to give instead, for error messages.
 _SOURCES = (
     "an Nsight Systems .sqlite or parquetdir export, a .nsys-rep, a PyTorch profiler .json or .json.gz, "
     "or a folder written by `nsightkit convert`"
 )
-#: Problem and remedy of each kind of file that is no trace.
+#: For each kind of file that cannot be analysed: the problem and the remedy.
 _REFUSED = read_toml(__file__, "refused")
 
 

@@ -165,7 +165,7 @@ _LINE_BREAKS = re.compile(r"[\r\n]+")
 #: ncu's name for the domain of ranges that have none.
 _NO_DOMAIN = "<default domain>"
 #: A launch's ranges are in one cell, each in quotes, with colons between its fields. The last field is the name again,
-#: which shows where a name with colons in it ends. The column's header ends so; it begins with the thread.
+#: which shows where a name with colons in it ends. In the column's header, these fields follow the thread's.
 _FIELDS_OF_RANGE = "Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
 #: The groups are domain and name; five fields follow that are not read, then the name again.
 _RANGE = re.compile(r'"([^":]*):([^"]*?)(?::[^":]*){5}:\2"')
